@@ -1,0 +1,149 @@
+// Products of matrices.
+#include <tandem/autograd/functions/helpers.h>
+
+namespace tandem {
+namespace {
+
+using autograd::empty_beside;
+using autograd::Gradients;
+using autograd::needs_grad;
+using autograd::record;
+using autograd::Saved;
+
+// A matrix that the kernels take: one of its strides is 1.
+Tensor with_unit_stride(const Tensor& x) {
+  const Shape& s = x.strides();
+  const int r = x.dim() - 2, c = x.dim() - 1;
+  const bool rows = s[c] == 1 && (x.shape()[r] == 1 || s[r] >= x.shape()[c]);
+  const bool columns = s[r] == 1 && (x.shape()[c] == 1 || s[c] >= x.shape()[r]);
+  return rows || columns ? x : x.contiguous();
+}
+
+void matmul_into(const Tensor& a, const Tensor& b, Tensor& c) {
+  const Backend& table = backend(c.device());
+  kernel("matmul", table, table.matmul)(with_unit_stride(a).raw(), with_unit_stride(b).raw(), c.raw_for_write());
+}
+
+// {m, k} x {k, n}
+Tensor matmul_2d(const Tensor& a, const Tensor& b) {
+  Tensor c = empty_beside(a, {a.size(0), b.size(1)}, a.dtype());
+  matmul_into(a, b, c);
+  if (needs_grad(a, b))
+    record("matmul", {&a, &b}, c,
+           [sa = Saved(b.requires_grad() ? a : Tensor()), sb = Saved(a.requires_grad() ? b : Tensor())](Gradients& g) {
+             for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
+               if (!g.wanted(i)) continue;
+               Tensor d = g.memory_for(i);
+               if (i == 0) matmul_into(g[0], sb.get("matmul").t(), d);
+               else matmul_into(sa.get("matmul").t(), g[0], d);
+               g.set(i, std::move(d));
+             }
+           });
+  return c;
+}
+
+// The batch dimensions of both, broadcast, with the matrix dimensions of x behind.
+Tensor expand_batch(const Tensor& x, const Shape& batch) {
+  Shape shape = batch;
+  shape.push_back(x.size(-2));
+  shape.push_back(x.size(-1));
+  return x.expand(shape).reshape({-1, x.size(-2), x.size(-1)});
+}
+
+Tensor matmul_batched(const Tensor& a, const Tensor& b) {
+  Shape batch_a = a.shape(), batch_b = b.shape();
+  for (int i = 0; i < 2; ++i) {
+    batch_a.erase(batch_a.dim() - 1);
+    batch_b.erase(batch_b.dim() - 1);
+  }
+  const Shape batch = broadcast_shapes("matmul", batch_a, batch_b);
+  Shape shape = batch;
+  shape.push_back(a.size(-2));
+  shape.push_back(b.size(-1));
+  if (batch.numel() == 0 || shape.numel() == 0) return sum(a, -1, true) * sum(b, -2, true);  // no elements, right shape
+  const Tensor xa = expand_batch(a, batch), xb = expand_batch(b, batch);
+  Tensor c = empty_beside(a, {xa.size(0), a.size(-2), b.size(-1)}, a.dtype());
+  {
+    const NoGradGuard no_grad;
+    for (int64_t i = 0; i < c.size(0); ++i) {
+      Tensor part = c[i];
+      matmul_into(xa[i], xb[i], part);
+    }
+  }
+  if (needs_grad(xa, xb))
+    record("matmul", {&xa, &xb}, c, [sa = Saved(xa), sb = Saved(xb)](Gradients& g) {
+      if (g.wanted(0)) g.set(0, matmul_batched(g[0], sb.get("matmul").transpose(1, 2)));
+      if (g.wanted(1)) g.set(1, matmul_batched(sa.get("matmul").transpose(1, 2), g[0]));
+    });
+  return c.view(shape);
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  common_device("matmul", {&a, &b});
+  check(a.dim() > 0 && b.dim() > 0, "matmul", "needs vectors or matrices: a is {}, b is {}", a.shape(), b.shape());
+  check(a.dtype() == b.dtype(), "matmul", "a is {}, b is {}; convert one with .to()", a.dtype(), b.dtype());
+  autograd::check_real("matmul", a);
+  const int64_t inner_a = a.size(-1), inner_b = b.size(b.dim() == 1 ? 0 : -2);
+  check(inner_a == inner_b, "matmul", "the inner sizes differ, {} and {}: a is {}, b is {}", inner_a, inner_b, a.shape(),
+        b.shape());
+  if (a.dim() == 1 && b.dim() == 1) return matmul(a.unsqueeze(0), b.unsqueeze(1)).view({});
+  if (a.dim() == 1) return matmul(a.unsqueeze(0), b).squeeze(-2);
+  if (b.dim() == 1) return matmul(a, b.unsqueeze(1)).squeeze(-1);
+  if (a.dim() == 2 && b.dim() == 2) return matmul_2d(a, b);
+  return matmul_batched(a, b);
+}
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
+  common_device("linear", {&x, &w, &bias});
+  check(w.dim() == 2, "linear", "the weight must be {{out, in}}, but it is {}", w.shape());
+  check(x.dim() >= 1 && x.size(-1) == w.size(1), "linear",
+        "the last size of the input must be the weight's {}: input is {}, weight is {}", w.size(1), x.shape(), w.shape());
+  check(x.dtype() == w.dtype() && (!bias.defined() || bias.dtype() == w.dtype()), "linear",
+        "input is {}, weight is {}{}; convert with .to()", x.dtype(), w.dtype(),
+        bias.defined() ? fmt::format(", bias is {}", bias.dtype()) : "");
+  if (bias.defined())
+    check(bias.dim() == 1 && bias.size(0) == w.size(0), "linear", "the bias must be {{{}}}, but it is {}", w.size(0),
+          bias.shape());
+  autograd::check_real("linear", x);
+  if (x.dim() != 2) {
+    Shape shape = x.shape();
+    shape[shape.dim() - 1] = w.size(0);
+    return linear(x.reshape({shape.numel() / std::max<int64_t>(1, w.size(0)) , x.size(-1)}), w, bias, relu).view(shape);
+  }
+  const Tensor rows = with_unit_stride(x), weight = with_unit_stride(w);
+  const Tensor offset = bias.defined() ? bias.contiguous() : bias;
+  Tensor y = empty_beside(x, {x.size(0), w.size(0)}, x.dtype());
+  const Backend& table = backend(x.device());
+  kernel("linear", table, table.linear)(rows.raw(), weight.raw(), offset.defined() ? offset.raw() : View(), relu,
+                                        y.raw_for_write());
+  if (needs_grad(rows, weight, offset)) {
+    record("linear", {&rows, &weight, &offset}, y,
+           [sx = Saved(weight.requires_grad() ? rows : Tensor()), sw = Saved(rows.requires_grad() ? weight : Tensor()),
+            sy = Saved(relu ? y : Tensor()), out = w.size(0)](Gradients& g) {
+             Tensor dz = g[0].contiguous();
+             if (sy.defined() || g.wanted(2)) {
+               const Tensor gradient = dz;
+               if (sy.defined()) dz = empty_like(gradient);
+               Tensor db = g.wanted(2) ? g.memory_for(2) : empty_beside(dz, {out}, dz.dtype());
+               backend(dz.device()).bias_relu_grad(gradient.raw(), sy.defined() ? sy.get("linear").raw() : View(),
+                                                   sy.defined() ? dz.raw_for_write() : View(), db.raw_for_write());
+               if (g.wanted(2)) g.set(2, std::move(db));
+             }
+             if (g.wanted(1)) {
+               Tensor dw = g.memory_for(1);
+               matmul_into(dz.t(), sx.get("linear"), dw);
+               g.set(1, std::move(dw));
+             }
+             if (g.wanted(0)) {
+               Tensor dx = g.memory_for(0);
+               matmul_into(dz, sw.get("linear"), dx);
+               g.set(0, std::move(dx));
+             }
+           });
+  }
+  return y;
+}
+
+}  // namespace tandem

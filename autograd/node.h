@@ -1,0 +1,176 @@
+// The graph: a Node for each recorded operation, edges from it to the nodes its inputs came from, and a LeafNode for
+// each leaf. Operations make nodes with `record`; the engine walks them.
+#pragma once
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/autograd/hooks.h>
+#include <tandem/tensor/tensor.h>
+
+namespace tandem::autograd {
+
+class Node;
+class LeafNode;
+
+/// Where the gradient of an input goes: output number `output` of `node`; no node when it needs none.
+struct Edge {
+  std::shared_ptr<Node> node;
+  std::uint32_t output = 0;
+};
+
+/// What a gradient must look like.
+struct TensorMeta {
+  Shape shape;
+  DType dtype = float32;
+  Device device;
+};
+
+/// Whether the gradient of an input is asked for; `only`: it is the one contribution to where it goes.
+enum class Demand : std::uint8_t { none, one_of_many, only };
+
+/// What a backward reads and writes: the gradients of the operation's outputs, and of its inputs.
+class Gradients {
+ public:
+  Gradients(const Node& node, std::vector<Tensor> outputs, std::span<const Demand> demands);
+  /// Gradient of an output; zeros where nothing flowed back.
+  const Tensor& operator[](std::size_t output);
+  /// Whether anything flowed back to an output.
+  bool arrived(std::size_t output) const { return outputs_[output].defined(); }
+  /// Whether the gradient of an input is asked for.
+  bool wanted(std::size_t input) const { return demands_[input] != Demand::none; }
+  /// Uninitialised memory of the input's shape and type for its gradient. A leaf may offer its own (a gradient
+  /// bucket), so that what is written here needs no copy.
+  Tensor memory_for(std::size_t input) const;
+  /// Gives the gradient of an input.
+  void set(std::size_t input, Tensor gradient) { inputs_[input] = std::move(gradient); }
+  std::vector<Tensor>& inputs() { return inputs_; }
+
+ private:
+  const Node& node_;
+  std::vector<Tensor> outputs_, inputs_;
+  std::span<const Demand> demands_;
+};
+
+/// One recorded operation.
+class Node {
+ public:
+  explicit Node(const char* name);
+  virtual ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  /// Fills the gradients of the inputs from those of the outputs.
+  virtual void backward(Gradients& gradients) = 0;
+  /// Frees what was saved for backward.
+  virtual void release() = 0;
+  virtual LeafNode* as_leaf() { return nullptr; }
+  TensorMeta meta(std::uint32_t output) const;
+
+  const char* name;
+  std::uint64_t sequence;  // later nodes are larger; a node's inputs are smaller than itself
+  Device device;           // of the outputs; where backward runs
+  const void* replica_owner;
+  int replica, stream;  // of the thread that recorded it
+  bool released = false;
+  std::vector<Edge> inputs;
+  std::vector<TensorMeta> outputs;
+  std::vector<HookList<GradientHook>> hooks;  // by output; empty until the first is added
+};
+
+/// The end of every path: adds what arrives to the leaf's gradient.
+class LeafNode final : public Node {
+ public:
+  explicit LeafNode(std::weak_ptr<TensorImpl> owner);
+  void backward(Gradients& gradients) override;
+  void release() override {}
+  LeafNode* as_leaf() override { return this; }
+  TensorMeta leaf_meta() const;
+  Tensor grad();
+  void set_grad(Tensor gradient);
+  /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
+  void set_destination(Tensor destination);
+  Tensor destination();
+
+  HookList<LeafHook> post_hooks;
+
+ private:
+  std::weak_ptr<TensorImpl> owner_;
+  std::mutex mutex_;
+  Tensor grad_, destination_;
+};
+
+/// What a tensor's autograd slot holds.
+struct Meta final : AutogradSlot {
+  bool requires_grad = false;        // of a leaf
+  std::shared_ptr<LeafNode> leaf;    // of a leaf that requires grad or did
+  std::shared_ptr<Node> grad_fn;     // of a recorded result
+  std::uint32_t output = 0;          // which output of grad_fn
+  std::uint32_t recorded_writes = 0; // of the storage when a view was recorded
+  std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
+};
+/// The tensor's slot, or null.
+Meta* meta_of(const Tensor& t);
+/// The tensor's slot, made if missing.
+Meta& ensure_meta(const Tensor& t);
+/// The leaf node of a leaf that requires grad; Error otherwise.
+LeafNode& leaf_of(std::string_view op, const Tensor& t);
+
+/// A tensor kept for backward: its data without its history, and the version that the data must still have.
+class Saved {
+ public:
+  Saved() = default;
+  explicit Saved(const Tensor& t);
+  /// The tensor; Error naming `op` if its contents were changed after it was saved.
+  const Tensor& get(const char* op) const;
+  bool defined() const { return tensor_.defined(); }
+
+ private:
+  Tensor tensor_;
+  std::uint32_t version_ = 0;
+};
+
+/// Whether an operation on these inputs must be recorded.
+template <std::same_as<Tensor>... T>
+bool needs_grad(const T&... inputs) {
+  return grad_enabled() && ((inputs.defined() && inputs.requires_grad()) || ...);
+}
+bool needs_grad(std::span<const Tensor> inputs);
+
+/// Connects a new node to the inputs, and the outputs to it.
+void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs);
+
+template <class Backward>
+class LambdaNode final : public Node {
+ public:
+  LambdaNode(const char* node_name, Backward backward) : Node(node_name), backward_(std::move(backward)) {}
+  void backward(Gradients& gradients) override { (*backward_)(gradients); }
+  void release() override { backward_.reset(); }
+
+ private:
+  std::optional<Backward> backward_;
+};
+
+/// Records an operation: `backward(Gradients&)` sets the gradients of `inputs` from that of `output`. `name` must be a
+/// string literal.
+template <class Backward>
+void record(const char* name, std::initializer_list<const Tensor*> inputs, Tensor& output, Backward backward) {
+  Tensor* const outputs[] = {&output};
+  connect(std::make_shared<LambdaNode<Backward>>(name, std::move(backward)), std::span(inputs.begin(), inputs.size()),
+          outputs);
+}
+template <class Backward>
+void record(const char* name, std::span<const Tensor> inputs, Tensor& output, Backward backward) {
+  std::vector<const Tensor*> pointers;
+  for (const Tensor& t : inputs) pointers.push_back(&t);
+  Tensor* const outputs[] = {&output};
+  connect(std::make_shared<LambdaNode<Backward>>(name, std::move(backward)), pointers, outputs);
+}
+
+}  // namespace tandem::autograd

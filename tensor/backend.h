@@ -1,0 +1,104 @@
+// The kernel table: one row of function pointers a device type. A new structured operation is a new row here, filled in
+// tensor/cpu/backend.cpp (and tensor/cuda); a row left out does not compile, an absent kernel is an explicit nullptr.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include <tandem/tensor/pointwise.h>
+#include <tandem/tensor/random.h>
+#include <tandem/tensor/scalar.h>
+#include <tandem/tensor/view.h>
+
+namespace tandem {
+
+enum class ReduceKind { sum, sum_squares, max, min };
+enum class RandomKind { uniform, normal, integers, keep_mask };
+
+/// Rows of logits {n, classes}, labels {n} int64; see nn::CrossEntropyLoss for the meaning of each.
+struct CrossEntropyArgs {
+  View logits, labels;
+  View class_weights;  // data == nullptr: all ones
+  std::int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  View log_sum_exp;  // {n}, written by forward, read by backward
+};
+
+/// What one optimizer step does to one parameter; `buffer` is null where the method keeps none.
+struct SGDArgs {
+  View parameter, gradient, momentum_buffer;
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+  bool first_step = false;  // the momentum buffer is taken from the gradient
+};
+struct AdamArgs {
+  View parameter, gradient, exp_avg, exp_avg_sq, max_exp_avg_sq;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  bool decoupled = false;  // AdamW: the decay multiplies the parameter
+  std::int64_t step = 1;
+};
+
+struct Backend {
+  const char* name;
+  void* (*allocate)(Device device, std::size_t bytes);
+  void (*release)(Device device, void* data, std::size_t bytes);
+  /// to[i] = from[i], same shape, converting the type; strides may be 0 in `from`.
+  void (*copy)(const View& from, const View& to);
+  void (*fill)(const View& to, Scalar value);
+
+  // Pointwise: views of one shape (broadcast by zero strides) and one dtype.
+  void (*unary)(UnaryOp op, const View& x, const View& y);
+  void (*unary_grad)(UnaryOp op, const View& g, const View& x_or_y, const View& dx);
+  void (*binary)(BinaryOp op, const View& a, const View& b, const View& y);
+  /// d = g * dy/d(operand)
+  void (*binary_grad)(BinaryOp op, int operand, const View& g, const View& a, const View& b, const View& d);
+  void (*compare)(CompareOp op, const View& a, const View& b, const View& y);
+  void (*ternary)(TernaryOp op, const View& a, const View& b, const View& c, const View& y);
+  void (*ternary_grad)(TernaryOp op, int operand, const View& g, const View& a, const View& b, const View& c,
+                       const View& d);
+
+  // Reductions: `to` has x's number of dimensions, with size 1 where x is reduced.
+  void (*reduce)(ReduceKind kind, const View& x, const View& to);
+  /// Extreme value and its first index along `dim`, which has size 1 in `values` and `indices` (int64).
+  void (*arg_reduce)(bool largest, int dim, const View& x, const View& values, const View& indices);
+
+  // Products of matrices: c = a b, any strides for a and b, c row-major.
+  void (*matmul)(const View& a, const View& b, const View& c);
+  /// y = x w^T (+ bias) (then ReLU); x {n, in}, w {out, in}, y {n, out} row-major; bias.data may be null.
+  void (*linear)(const View& x, const View& w, const View& bias, bool relu, const View& y);
+  /// dz = y > 0 ? g : 0 (only when y.data is given; else dz is not written) and db = sum of rows of dz or g.
+  void (*bias_relu_grad)(const View& g, const View& y, const View& dz, const View& db);
+
+  // Rows {n, k}, contiguous.
+  void (*softmax)(bool log, const View& x, const View& y);
+  void (*softmax_grad)(bool log, const View& g, const View& y, const View& dx);
+  /// losses {n}: the weighted loss of each row; weights {n}: its share of the normaliser (0 when ignored).
+  void (*cross_entropy)(const CrossEntropyArgs& args, const View& losses, const View& weights);
+  /// dx = g[row] * d(losses[row])/d(logits)
+  void (*cross_entropy_grad)(const CrossEntropyArgs& args, const View& g, const View& dx);
+
+  // Indexing; index is int64 and has been checked. `dim` is a dimension of x.
+  void (*index_select)(const View& x, int dim, const View& index, const View& y);
+  void (*index_add)(const View& g, int dim, const View& index, const View& x);
+  void (*gather)(const View& x, int dim, const View& index, const View& y);
+  void (*scatter_add)(const View& g, int dim, const View& index, const View& x);
+
+  /// uniform: [0, 1); normal; integers in [low, high); keep_mask: 1 / (1 - low) with probability 1 - low, else 0.
+  void (*random)(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
+
+  void (*sgd_step)(const SGDArgs& args);
+  void (*adam_step)(const AdamArgs& args);
+};
+
+/// The table of a device's type.
+const Backend& backend(Device device);
+
+/// The kernel, or Error saying that this device has none for `op`.
+template <class Function>
+Function* kernel(const char* op, const Backend& table, Function* function) {
+  check(function != nullptr, op, "has no {} kernel; move the tensors to the CPU with .to(\"cpu\")", table.name);
+  return function;
+}
+
+extern const Backend kCpuBackend;
+
+}  // namespace tandem

@@ -1,0 +1,210 @@
+// Reductions. Every sum is cut into blocks of a fixed size and added in one order, so that the number of threads never
+// changes a bit; blocks are summed in lanes of the element type, blocks together in double (int64 for integers).
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <tandem/tensor/cpu/dispatch.h>
+#include <tandem/tensor/cpu/kernels.h>
+#include <tandem/tensor/cpu/loops.h>
+
+namespace tandem::cpu {
+namespace {
+
+constexpr std::int64_t kBlock = 1024;
+constexpr int kLanes = 16;
+
+// How one kind combines values: `Acc` holds running totals, `Lane` the values inside a block.
+template <class T, ReduceKind Kind>
+struct Reducer {
+  static constexpr bool kIsSum = Kind == ReduceKind::sum || Kind == ReduceKind::sum_squares;
+  using Lane = std::conditional_t<!kIsSum || std::is_floating_point_v<T>, T, std::int64_t>;
+  using Acc = std::conditional_t<!kIsSum, T, std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>>;
+  static constexpr Acc identity() {
+    if constexpr (kIsSum) return Acc(0);
+    else if constexpr (std::numeric_limits<T>::has_infinity)
+      return Kind == ReduceKind::max ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
+    else return Kind == ReduceKind::max ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
+  }
+  template <class V>
+  static V combine(V a, V b) {
+    if constexpr (kIsSum) return V(a + b);
+    else if constexpr (Kind == ReduceKind::max) return a > b || a != a ? a : b;
+    else return a < b || a != a ? a : b;
+  }
+  static Lane load(T x) {
+    if constexpr (Kind == ReduceKind::sum_squares) return Lane(x) * Lane(x);
+    else return Lane(x);
+  }
+};
+
+template <class R, class T>
+TANDEM_CLONES typename R::Acc reduce_block(std::int64_t n, const T* x) {
+  typename R::Lane lanes[kLanes];
+  for (auto& lane : lanes) lane = static_cast<typename R::Lane>(R::identity());
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] = R::combine(lanes[l], R::load(x[i + l]));
+  for (int l = 0; i < n; ++i, ++l) lanes[l] = R::combine(lanes[l], R::load(x[i]));
+  typename R::Acc total = R::identity();
+  for (const auto lane : lanes) total = R::combine(total, static_cast<typename R::Acc>(lane));
+  return total;
+}
+
+template <class R, class T>
+typename R::Acc reduce_run(std::int64_t n, const T* x, std::int64_t stride) {
+  typename R::Acc total = R::identity();
+  if (stride == 1) {
+    for (std::int64_t i = 0; i < n; i += kBlock)
+      total = R::combine(total, reduce_block<R>(std::min(kBlock, n - i), x + i));
+  } else {
+    for (std::int64_t i = 0; i < n; ++i)
+      total = R::combine(total, static_cast<typename R::Acc>(R::load(x[i * stride])));
+  }
+  return total;
+}
+
+template <class R, class T>
+TANDEM_CLONES void add_row(std::int64_t n, const T* x, typename R::Acc* acc) {
+  for (std::int64_t j = 0; j < n; ++j) acc[j] = R::combine(acc[j], static_cast<typename R::Acc>(R::load(x[j])));
+}
+
+// Some dimensions of x, each with the strides of x and of the result.
+struct Part {
+  int dims = 0;
+  std::int64_t shape[kMaxDims], x[kMaxDims], to[kMaxDims];
+  std::int64_t count = 1;
+
+  void add(std::int64_t size, std::int64_t x_stride, std::int64_t to_stride) {
+    count *= size;
+    if (size == 1) return;
+    if (dims > 0 && x[dims - 1] == x_stride * size && to[dims - 1] == to_stride * size) {  // merges with the previous
+      shape[dims - 1] *= size;
+      x[dims - 1] = x_stride;
+      to[dims - 1] = to_stride;
+      return;
+    }
+    shape[dims] = size;
+    x[dims] = x_stride;
+    to[dims++] = to_stride;
+  }
+  // Offsets of the i-th index in row-major order, over the first `n` dimensions.
+  void at(std::int64_t i, int n, std::int64_t& x_offset, std::int64_t& to_offset) const {
+    for (int d = n - 1; d >= 0; --d) {
+      const std::int64_t k = i % shape[d];
+      i /= shape[d];
+      x_offset += k * x[d];
+      to_offset += k * to[d];
+    }
+  }
+};
+
+template <class T, ReduceKind Kind>
+void reduce_typed(const View& x, const View& to) {
+  using R = Reducer<T, Kind>;
+  using Acc = typename R::Acc;
+  Part kept, reduced;
+  for (int i = 0; i < x.dims; ++i) {
+    if (to.shape[i] == 1 && x.shape[i] != 1) reduced.add(x.shape[i], x.strides[i], 0);
+    else kept.add(x.shape[i], x.strides[i], to.strides[i]);
+  }
+  const T* source = x.ptr<T>();
+  T* target = to.ptr<T>();
+  const int inner_dim = reduced.dims - 1;
+  const std::int64_t run = reduced.dims > 0 ? reduced.shape[inner_dim] : 1;
+  const std::int64_t stride = reduced.dims > 0 ? reduced.x[inner_dim] : 1;
+  const std::int64_t runs = run == 0 ? 0 : reduced.count / run;
+
+  if (kept.dims > 0 && kept.x[kept.dims - 1] == 1 && stride != 1 && reduced.count > 0) {
+    // Columns: rows are added up side by side, in pieces of columns.
+    const int last = kept.dims - 1;
+    const std::int64_t width = kept.shape[last], pieces = (width + kBlock - 1) / kBlock;
+    const std::int64_t outer = kept.count / width;
+    parallel_for(outer * pieces, std::max<std::int64_t>(1, kGrain / (reduced.count * std::min(width, kBlock))),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   Acc acc[kBlock];
+                   for (std::int64_t p = begin; p < end; ++p) {
+                     const std::int64_t first = p % pieces * kBlock, n = std::min(kBlock, width - first);
+                     std::int64_t x0 = first, to0 = first * kept.to[last];
+                     kept.at(p / pieces, last, x0, to0);
+                     std::fill_n(acc, n, R::identity());
+                     for (std::int64_t r = 0; r < reduced.count; ++r) {
+                       std::int64_t offset = x0, none = 0;
+                       reduced.at(r, reduced.dims, offset, none);
+                       add_row<R>(n, source + offset, acc);
+                     }
+                     for (std::int64_t j = 0; j < n; ++j) target[to0 + j * kept.to[last]] = static_cast<T>(acc[j]);
+                   }
+                 });
+    return;
+  }
+  if (kept.count == 1 && runs == 1 && stride == 1 && run > kGrain) {
+    // One long run: partial results of fixed blocks, combined in order.
+    constexpr std::int64_t kPart = 16 * kBlock;
+    std::vector<Acc> partial(static_cast<std::size_t>((run + kPart - 1) / kPart));
+    parallel_for(static_cast<std::int64_t>(partial.size()), 2, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t p = begin; p < end; ++p)
+        partial[static_cast<std::size_t>(p)] =
+            reduce_run<R>(std::min(kPart, run - p * kPart), source + p * kPart, std::int64_t{1});
+    });
+    Acc total = R::identity();
+    for (const Acc value : partial) total = R::combine(total, value);
+    *target = static_cast<T>(total);
+    return;
+  }
+  parallel_for(kept.count, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, reduced.count)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t k = begin; k < end; ++k) {
+                   std::int64_t x0 = 0, to0 = 0;
+                   kept.at(k, kept.dims, x0, to0);
+                   Acc total = R::identity();
+                   for (std::int64_t r = 0; r < runs; ++r) {
+                     std::int64_t offset = x0, none = 0;
+                     reduced.at(r, inner_dim, offset, none);
+                     total = R::combine(total, reduce_run<R>(run, source + offset, stride));
+                   }
+                   target[to0] = static_cast<T>(total);
+                 }
+               });
+}
+
+}  // namespace
+
+void reduce(ReduceKind kind, const View& x, const View& to) {
+  dispatch_number("reduce", x.dtype, [&]<class T>() {
+    switch (kind) {
+      case ReduceKind::sum: return reduce_typed<T, ReduceKind::sum>(x, to);
+      case ReduceKind::sum_squares: return reduce_typed<T, ReduceKind::sum_squares>(x, to);
+      case ReduceKind::max: return reduce_typed<T, ReduceKind::max>(x, to);
+      case ReduceKind::min: return reduce_typed<T, ReduceKind::min>(x, to);
+    }
+  });
+}
+
+void arg_reduce(bool largest, int dim, const View& x, const View& values, const View& indices) {
+  dispatch_number("arg_reduce", x.dtype, [&]<class T>() {
+    View heads = x;  // the first element along `dim` for each result
+    if (x.dims > 0) heads.shape[dim] = 1;
+    const std::int64_t n = x.dims > 0 ? x.shape[dim] : 1;
+    const auto stride = x.dims > 0 ? x.strides[dim] * static_cast<std::int64_t>(sizeof(T)) : 0;
+    for_each_run<3>({&heads, &values, &indices}, [=](std::int64_t run, const std::array<char*, 3>& at,
+                                                     const std::array<std::int64_t, 3>& step) {
+      for (std::int64_t i = 0; i < run; ++i) {
+        char* head = at[0] + i * step[0];
+        T best = element<T>(head, 0, stride);
+        std::int64_t where = 0;
+        for (std::int64_t k = 1; k < n && best == best; ++k) {  // the first NaN wins
+          const T value = element<T>(head, k, stride);
+          if (value != value || (largest ? value > best : value < best)) {
+            best = value;
+            where = k;
+          }
+        }
+        element<T>(at[1], i, step[1]) = best;
+        element<std::int64_t>(at[2], i, step[2]) = where;
+      }
+    });
+  });
+}
+
+}  // namespace tandem::cpu

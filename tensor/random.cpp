@@ -1,0 +1,54 @@
+#include <tandem/tensor/random.h>
+
+#include <array>
+#include <atomic>
+
+#include <tandem/tensor/error.h>
+
+namespace tandem {
+namespace {
+
+struct Streams {
+  std::atomic<std::uint64_t> seed{0};
+  std::array<std::atomic<std::uint64_t>, kMaxStreams> positions{};
+};
+Streams& streams() {
+  static Streams s;
+  return s;
+}
+thread_local int t_stream = 0;
+
+}  // namespace
+
+void manual_seed(std::uint64_t seed) { set_random_state({seed, {}}); }
+
+RandomState random_state() {
+  RandomState state{streams().seed, {}};
+  std::size_t used = kMaxStreams;
+  while (used > 0 && streams().positions[used - 1] == 0) --used;
+  for (std::size_t i = 0; i < used; ++i) state.positions.push_back(streams().positions[i]);
+  return state;
+}
+
+void set_random_state(const RandomState& state) {
+  check(state.positions.size() <= kMaxStreams, "set_random_state", "has {} streams; at most {} are supported",
+        state.positions.size(), kMaxStreams);
+  streams().seed = state.seed;
+  for (std::size_t i = 0; i < kMaxStreams; ++i)
+    streams().positions[i] = i < state.positions.size() ? state.positions[i] : 0;
+}
+
+PhiloxKey draw(std::uint64_t blocks) {
+  const auto stream = static_cast<std::size_t>(t_stream);
+  return {streams().seed, stream, streams().positions[stream].fetch_add(blocks)};
+}
+
+RandomStream::RandomStream(int stream) : previous_(t_stream) {
+  check(stream >= 0 && stream < kMaxStreams, "RandomStream", "stream {} is out of range; give 0 to {}", stream,
+        kMaxStreams - 1);
+  t_stream = stream;
+}
+RandomStream::~RandomStream() { t_stream = previous_; }
+int RandomStream::current() { return t_stream; }
+
+}  // namespace tandem
