@@ -1,0 +1,155 @@
+#include <tandem/parallel/launch/launcher.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <tandem/parallel/comm/shm_segment.h>
+#include <tandem/tensor/error.h>
+
+extern char** environ;
+
+namespace tandem::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Child {
+  pid_t pid = -1;  // -1 once it has ended
+  int output = -1;
+  std::string line;  // output that is not yet a whole line
+};
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+std::vector<std::string> environment_of(int rank, const LaunchOptions& options, int segment) {
+  auto extra = options.environment;
+  const std::string n = std::to_string(options.nprocs), r = std::to_string(rank);
+  extra.insert(extra.end(), {{"RANK", r}, {"LOCAL_RANK", r}, {"WORLD_SIZE", n}, {"LOCAL_WORLD_SIZE", n}});
+  extra.emplace_back(kShmVariable, std::to_string(segment));
+  if (std::getenv("OMP_NUM_THREADS") == nullptr)
+    extra.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / options.nprocs)));
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text(*entry);
+    const bool replaced = std::any_of(extra.begin(), extra.end(), [&](const auto& e) { return text.starts_with(e.first + "="); });
+    if (!replaced) result.push_back(text);
+  }
+  for (const auto& [key, value] : extra) result.push_back(key + "=" + value);
+  return result;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, int segment) {
+  int ends[2] = {-1, -1};
+  if (options.prefix_output) check(pipe2(ends, O_CLOEXEC) == 0, "launch", "a pipe cannot be made: {}", std::strerror(errno));
+  const std::vector<std::string> environment = environment_of(rank, options, segment);
+  const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
+  const pid_t launcher = getpid(), pid = fork();
+  check(pid >= 0, "launch", "rank {} cannot be started: {}", rank, std::strerror(errno));
+  if (pid == 0) {
+    // Only async-signal-safe calls from here to exec.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
+    if (getppid() != launcher) _exit(1);
+    if (ends[1] >= 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+    }
+    execvpe(arguments[0], arguments.data(), variables.data());
+    constexpr char kText[] = "tandem: the program cannot be started\n";
+    (void)!write(STDERR_FILENO, kText, sizeof kText - 1);
+    _exit(127);
+  }
+  if (ends[1] >= 0) close(ends[1]);
+  return {pid, ends[0], {}};
+}
+
+// Prints the whole lines that have come, each behind the rank's number.
+void forward_output(int rank, Child& child) {
+  char buffer[4096];
+  const ssize_t n = read(child.output, buffer, sizeof buffer);
+  if (n > 0) child.line.append(buffer, static_cast<std::size_t>(n));
+  const bool ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
+  std::size_t begin = 0;
+  for (std::size_t end; (end = child.line.find('\n', begin)) != std::string::npos; begin = end + 1)
+    fmt::print("[{}] {}\n", rank, child.line.substr(begin, end - begin));
+  child.line.erase(0, begin);
+  if (ended) {
+    if (!child.line.empty()) fmt::print("[{}] {}\n", rank, child.line);
+    close(child.output);
+    child.output = -1;
+  }
+  std::fflush(stdout);
+}
+
+int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+}  // namespace
+
+int launch(const std::vector<std::string>& command, const LaunchOptions& options) {
+  check(!command.empty(), "launch", "there is no program to start");
+  const int segment = create_shm_segment(options.nprocs);
+  ShmHeader* header = map_shm_segment(segment, options.nprocs);
+  std::fflush(stdout);
+  std::vector<Child> children;
+  for (int r = 0; r < options.nprocs; ++r) children.push_back(start(command, r, options, segment));
+  int result = 0, sent = 0;
+  Clock::time_point failed{};
+  auto open = [](const Child& c) { return c.pid >= 0 || c.output >= 0; };
+  while (std::any_of(children.begin(), children.end(), open)) {
+    std::vector<pollfd> waits;
+    for (const Child& c : children) waits.push_back({c.output, POLLIN, 0});  // poll ignores negative descriptors
+    poll(waits.data(), waits.size(), 20);
+    for (int r = 0; r < options.nprocs; ++r) {
+      Child& child = children[static_cast<std::size_t>(r)];
+      if (waits[static_cast<std::size_t>(r)].revents != 0) forward_output(r, child);
+      int status = 0;
+      if (child.pid < 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+      child.pid = -1;
+      if (int none = -1; header->dead_rank.load() == none) {
+        header->dead_status = status;
+        header->dead_rank.compare_exchange_strong(none, r);
+      }
+      if (status == 0 || result != 0) continue;
+      result = exit_code(status);
+      failed = Clock::now();
+      fmt::print(stderr, "tandem: rank {} of {} {}; the other ranks are ended\n", r, options.nprocs,
+                 WIFSIGNALED(status) ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
+                                     : fmt::format("failed with exit code {}", result));
+    }
+    // The others get 3 s to say what they lost, then are asked to end, then made to.
+    const auto since = Clock::now() - failed;
+    const int signal = result == 0 ? 0 : since > std::chrono::seconds(6) ? SIGKILL : since > std::chrono::seconds(3) ? SIGTERM : 0;
+    if (signal == sent) continue;
+    for (const Child& c : children)
+      if (c.pid >= 0) kill(c.pid, signal);
+    sent = signal;
+  }
+  munmap(header, shm_bytes(options.nprocs));
+  close(segment);
+  return result;
+}
+
+}  // namespace tandem::parallel
