@@ -21,7 +21,9 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t old, int millise
   const timespec limit{milliseconds / 1000, milliseconds % 1000 * 1'000'000L};
   syscall(SYS_futex, &word, FUTEX_WAIT, old, &limit, nullptr, 0);  // shared between processes: not the private kind
 }
-void futex_wake_all(std::atomic<std::uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
+void futex_wake_all(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
 
 template <class T>
 void combine(ReduceOp op, std::int64_t n, const T* from, T* to) {
@@ -117,14 +119,16 @@ void ShmGroup::meet(const char* what) {
   while (barrier_.generation.load(std::memory_order_acquire) == generation) {
     futex_wait(barrier_.generation, generation, 50);
     if (barrier_.generation.load(std::memory_order_acquire) != generation) return;  // met, and then the peer ended
-    if (const int dead = segment_->dead_rank.load(); dead >= 0 && std::find(ranks_.begin(), ranks_.end(), dead) != ranks_.end())
+    if (const int dead = segment_->dead_rank.load();
+        dead >= 0 && std::find(ranks_.begin(), ranks_.end(), dead) != ranks_.end())
       throw CommError(dead, fmt::format("rank {} of {}: rank {} {} while this rank waited in {}", rank_, size(), dead,
                                         describe_end(segment_->dead_status), what));
     if (std::chrono::steady_clock::now() - start < kTimeout) continue;
-    throw CommError(-1, fmt::format("rank {} of {}: waited {} s in {} for {} of {} ranks; they are stopped, slow, or in "
-                                    "another part of the program",
-                                    rank_, size(), kTimeout.count(), what, size() - static_cast<int>(barrier_.arrived.load()),
-                                    size()));
+    throw CommError(
+        -1,
+        fmt::format("rank {} of {}: waited {} s in {} for {} of {} ranks; they are stopped, slow, or in "
+                    "another part of the program",
+                    rank_, size(), kTimeout.count(), what, size() - static_cast<int>(barrier_.arrived.load()), size()));
   }
 }
 
@@ -138,9 +142,10 @@ void ShmGroup::agree(const char* what, Fingerprint mine) {
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = all[i];
     if (other == mine) continue;
-    throw CommError(i, fmt::format("rank {} of {}: the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must "
-                                   "call the same operations in the same order, on tensors of one size and type",
-                                   rank_, size(), rank_, describe(mine), i, describe(other)));
+    throw CommError(
+        i, fmt::format("rank {} of {}: the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must "
+                       "call the same operations in the same order, on tensors of one size and type",
+                       rank_, size(), rank_, describe(mine), i, describe(other)));
   }
 }
 
@@ -160,7 +165,8 @@ void ShmGroup::all_reduce(Tensor& t, ReduceOp op) {
       T block[1024];
       for (std::int64_t i = first; i < last; i += 1024) {
         const std::int64_t m = std::min<std::int64_t>(1024, last - i);
-        combine_tree<T>(op, [&](int r) { return slot(r); }, 0, size(), i, m, block);
+        combine_tree<T>(
+            op, [&](int r) { return slot(r); }, 0, size(), i, m, block);
         if (op == ReduceOp::avg)
           for (std::int64_t k = 0; k < m; ++k) block[k] = static_cast<T>(block[k] / static_cast<T>(size()));
         for (int r = 0; r < size(); ++r) std::copy_n(block, m, reinterpret_cast<T*>(slot(r)) + i);
@@ -173,7 +179,8 @@ void ShmGroup::all_reduce(Tensor& t, ReduceOp op) {
 }
 
 void ShmGroup::broadcast(Tensor& t, int root) {
-  check(root >= 0 && root < size(), "broadcast", "root {} is out of range: the group has ranks 0 to {}", root, size() - 1);
+  check(root >= 0 && root < size(), "broadcast", "root {} is out of range: the group has ranks 0 to {}", root,
+        size() - 1);
   Tensor dense = t.contiguous().detach();
   agree("broadcast", {0, kBroadcast, static_cast<int>(t.dtype()), root, 0, t.numel()});
   auto* data = static_cast<char*>(dense.raw_for_write().data);

@@ -21,8 +21,8 @@ int create_shm_segment(int world_size) {
   // Reserved now: touching a page that cannot be had later would kill the process.
   const int error = posix_fallocate(fd, 0, static_cast<off_t>(shm_bytes(world_size)));
   if (error != 0) close(fd);
-  check(error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", shm_bytes(world_size), world_size,
-        std::strerror(error));
+  check(error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", shm_bytes(world_size),
+        world_size, std::strerror(error));
   auto* header = static_cast<ShmHeader*>(mmap(nullptr, sizeof(ShmHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   check(header != MAP_FAILED, "shm", "the segment cannot be mapped: {}", std::strerror(errno));
   new (header) ShmHeader();

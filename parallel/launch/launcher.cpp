@@ -48,7 +48,8 @@ std::vector<std::string> environment_of(int rank, const LaunchOptions& options, 
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
-    const bool replaced = std::any_of(extra.begin(), extra.end(), [&](const auto& e) { return text.starts_with(e.first + "="); });
+    const bool replaced =
+        std::any_of(extra.begin(), extra.end(), [&](const auto& e) { return text.starts_with(e.first + "="); });
     if (!replaced) result.push_back(text);
   }
   for (const auto& [key, value] : extra) result.push_back(key + "=" + value);
@@ -64,7 +65,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 
 Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, int segment) {
   int ends[2] = {-1, -1};
-  if (options.prefix_output) check(pipe2(ends, O_CLOEXEC) == 0, "launch", "a pipe cannot be made: {}", std::strerror(errno));
+  if (options.prefix_output)
+    check(pipe2(ends, O_CLOEXEC) == 0, "launch", "a pipe cannot be made: {}", std::strerror(errno));
   const std::vector<std::string> environment = environment_of(rank, options, segment);
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   const pid_t launcher = getpid(), pid = fork();
@@ -136,12 +138,16 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
       result = exit_code(status);
       failed = Clock::now();
       fmt::print(stderr, "tandem: rank {} of {} {}; the other ranks are ended\n", r, options.nprocs,
-                 WIFSIGNALED(status) ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
-                                     : fmt::format("failed with exit code {}", result));
+                 WIFSIGNALED(status)
+                     ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
+                     : fmt::format("failed with exit code {}", result));
     }
     // The others get 3 s to say what they lost, then are asked to end, then made to.
     const auto since = Clock::now() - failed;
-    const int signal = result == 0 ? 0 : since > std::chrono::seconds(6) ? SIGKILL : since > std::chrono::seconds(3) ? SIGTERM : 0;
+    const int signal = result == 0                       ? 0
+                       : since > std::chrono::seconds(6) ? SIGKILL
+                       : since > std::chrono::seconds(3) ? SIGTERM
+                                                         : 0;
     if (signal == sent) continue;
     for (const Child& c : children)
       if (c.pid >= 0) kill(c.pid, signal);

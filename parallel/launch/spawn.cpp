@@ -51,7 +51,8 @@ int spawn(FunctionRef<void(int, int)> function, SpawnOptions options, const char
     if (call == wanted) run_child(function, options.nprocs);
     return 0;  // an earlier call of the program that started this process
   }
-  return launch(own_command(), {.nprocs = options.nprocs, .prefix_output = false, .environment = {{kCallVariable, call}}});
+  return launch(own_command(),
+                {.nprocs = options.nprocs, .prefix_output = false, .environment = {{kCallVariable, call}}});
 }
 
 }  // namespace tandem::parallel

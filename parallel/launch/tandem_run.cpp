@@ -57,7 +57,8 @@ int main(int argc, char** argv) {
   }
   if (i >= argc) return fail_usage("there is no program to start");
   try {
-    return tandem::parallel::launch({argv + i, argv + argc}, {.nprocs = nprocs, .prefix_output = true, .environment = {}});
+    return tandem::parallel::launch({argv + i, argv + argc},
+                                    {.nprocs = nprocs, .prefix_output = true, .environment = {}});
   } catch (const tandem::Error& e) {
     fmt::print(stderr, "tandem-run: {}\n", e.what());
     return 1;
