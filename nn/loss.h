@@ -1,0 +1,61 @@
+// The losses: how far an output is from its target. Every loss also gives its sum and its normaliser, so that the parts
+// of a batch, computed in several places, combine exactly.
+#pragma once
+#include <tandem/autograd/functions.h>
+
+namespace tandem::nn {
+
+class Loss {
+ public:
+  virtual ~Loss() = default;
+  /// The loss, a single number unless the reduction is none; recorded for backward.
+  virtual Tensor operator()(const Tensor& input, const Tensor& target) const = 0;
+  /// Sum and normaliser: their quotient is the mean, whatever the reduction is.
+  virtual LossParts parts(const Tensor& input, const Tensor& target) const = 0;
+  Reduction reduction() const { return reduction_; }
+
+ protected:
+  explicit Loss(Reduction reduction) : reduction_(reduction) {}
+
+ private:
+  Reduction reduction_;
+};
+
+using CrossEntropyLossOptions = CrossEntropyOptions;
+/// cross_entropy of logits {n, classes} and labels {n}. The class weights are copied to the logits' device if they are
+/// elsewhere.
+class CrossEntropyLoss : public Loss {
+ public:
+  explicit CrossEntropyLoss(const CrossEntropyLossOptions& options = {});
+  Tensor operator()(const Tensor& logits, const Tensor& labels) const override;
+  LossParts parts(const Tensor& logits, const Tensor& labels) const override;
+
+ private:
+  CrossEntropyLossOptions options_;
+};
+
+using NLLLossOptions = NLLOptions;
+/// nll_loss of log-probabilities {n, classes} and labels {n}. The class weights are copied to the input's device if
+/// they are elsewhere.
+class NLLLoss : public Loss {
+ public:
+  explicit NLLLoss(const NLLLossOptions& options = {});
+  Tensor operator()(const Tensor& log_probabilities, const Tensor& labels) const override;
+  LossParts parts(const Tensor& log_probabilities, const Tensor& labels) const override;
+
+ private:
+  NLLLossOptions options_;
+};
+
+struct MSELossOptions {
+  Reduction reduction = Reduction::mean;
+};
+/// mse_loss of two tensors of one shape.
+class MSELoss : public Loss {
+ public:
+  explicit MSELoss(const MSELossOptions& options = {});
+  Tensor operator()(const Tensor& input, const Tensor& target) const override;
+  LossParts parts(const Tensor& input, const Tensor& target) const override;
+};
+
+}  // namespace tandem::nn

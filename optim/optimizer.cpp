@@ -1,0 +1,208 @@
+// The step over all parameters, and state as named tensors.
+#include <tandem/optim/optimizer.h>
+
+#include <set>
+
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/autograd/node.h>
+#include <tandem/optim/state_reader.h>
+#include <tandem/tensor/create.h>
+
+namespace tandem::optim {
+namespace {
+
+std::vector<double> values_of(const Settings& settings) {
+  std::vector<double> values;
+  for (const auto& setting : settings) values.push_back(setting.second);
+  return values;
+}
+
+}  // namespace
+
+void Optimizer::append_group(std::vector<Tensor> parameters) {
+  const std::string op = name();
+  check(!parameters.empty(), op,
+        "the list of parameters is empty; pass model.parameters(), and leave out a group that has none");
+  std::set<const void*> known;
+  for (const Slot& slot : slots_) known.insert(slot.parameter.identity().get());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& p = parameters[i];
+    const std::size_t position = slots_.size() + i;
+    check(p.defined(), op, "parameter {} is undefined; assign a tensor to it before the optimizer is made", position);
+    check(known.insert(p.identity().get()).second, op,
+          "parameter {} is in the list or in another group already; give each parameter once", position);
+    check(p.is_leaf(), op,
+          "parameter {} was computed by a recorded operation; optimize the tensors it was computed from, or pass "
+          "detach().requires_grad_()",
+          position);
+    check(is_real(p.dtype()), op, "parameter {} is {}; convert it to float32 or float64 with .to(float32)", position,
+          p.dtype());
+    check(p.is_contiguous(), op, "parameter {} of shape {} is not contiguous; make it with contiguous()", position,
+          p.shape());
+  }
+  const std::size_t group = group_sizes_.size();
+  group_sizes_.push_back(parameters.size());
+  for (Tensor& p : parameters) slots_.push_back({.parameter = std::move(p), .group = group, .buffers = {}});
+}
+
+void Optimizer::check_settings(const Settings& settings) const {
+  const std::string problem = settings_problem(values_of(settings));
+  check(problem.empty(), name(), "{}", problem);
+}
+
+std::vector<double> Optimizer::setting_values(std::size_t group) const { return values_of(settings(group)); }
+
+void Optimizer::check_group(std::size_t group) const {
+  check(group < group_count(), name(), "there is no group {}; the optimizer has {}, counted from 0", group,
+        group_count());
+}
+
+double Optimizer::lr(std::size_t group) const {
+  check_group(group);
+  return settings(group).front().second;
+}
+
+void Optimizer::set_lr(std::size_t group, double value) {
+  check_group(group);
+  Settings changed = settings(group);
+  changed.front().second = value;
+  check_settings(changed);
+  set_settings(group, values_of(changed));
+}
+
+void Optimizer::set_lr(double value) {
+  for (std::size_t group = 0; group < group_count(); ++group) set_lr(group, value);
+}
+
+std::vector<Tensor> Optimizer::parameters() const {
+  std::vector<Tensor> all;
+  for (const Slot& slot : slots_) all.push_back(slot.parameter);
+  return all;
+}
+
+void Optimizer::zero_grad() {
+  // Not through set_grad, which refuses a parameter that was frozen after it had got a gradient.
+  for (const Slot& slot : slots_)
+    if (const autograd::Meta* meta = autograd::meta_of(slot.parameter); meta != nullptr && meta->leaf)
+      meta->leaf->set_grad({});
+}
+
+// A model may have been moved or converted since its gradient was computed.
+Tensor Optimizer::checked_gradient(std::size_t index) const {
+  const Slot& slot = slots_[index];
+  const Tensor& p = slot.parameter;
+  const Tensor g = p.grad();
+  if (!g.defined()) return g;
+  check(
+      g.shape() == p.shape() && g.dtype() == p.dtype() && g.device() == p.device(), name(),
+      "parameter {} is {} {} on {}, but its gradient is {} {} on {}; call zero_grad() and backward() after a model is "
+      "moved or converted",
+      index, p.dtype(), p.shape(), p.device(), g.dtype(), g.shape(), g.device());
+  check(p.is_contiguous(), name(), "parameter {} of shape {} is no longer contiguous; set its data to contiguous()",
+        index, p.shape());
+  for (const Tensor& buffer : slot.buffers)
+    check(buffer.shape() == p.shape(), name(),
+          "parameter {} has shape {} now, but its state has {}; make a new optimizer after changing a model", index,
+          p.shape(), buffer.shape());
+  return g.contiguous();
+}
+
+void Optimizer::prepare_buffers(Slot& slot) const {
+  const Tensor& p = slot.parameter;
+  if (slot.steps == 0) {
+    const std::size_t count = buffer_names(setting_values(slot.group)).size();
+    slot.buffers.clear();
+    while (slot.buffers.size() < count)
+      slot.buffers.push_back(zeros(p.shape(), {.dtype = p.dtype(), .device = p.device()}));
+  }
+  for (Tensor& buffer : slot.buffers)
+    if (buffer.device() != p.device() || buffer.dtype() != p.dtype()) buffer = buffer.to(p.device()).to(p.dtype());
+}
+
+void Optimizer::step() {
+  const NoGradGuard no_grad;
+  std::vector<Tensor> gradients;
+  gradients.reserve(slots_.size());
+  for (std::size_t i = 0; i < slots_.size(); ++i) gradients.push_back(checked_gradient(i));
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    Slot& slot = slots_[i];
+    prepare_buffers(slot);
+    Update work{.parameter = slot.parameter.raw_for_write(), .gradient = gradients[i].raw(), .buffers = {}};
+    for (std::size_t k = 0; k < slot.buffers.size(); ++k) work.buffers[k] = slot.buffers[k].raw_for_write();
+    work.step = slot.steps + 1;
+    update(slot.group, work);
+    ++slot.steps;
+  }
+}
+
+NamedTensors Optimizer::state_dict() const {
+  NamedTensors state;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.steps == 0) continue;
+    state.emplace_back(fmt::format("{}.step", i), number_entry(slot.steps));
+    const std::vector<std::string> names = buffer_names(setting_values(slot.group));
+    for (std::size_t k = 0; k < names.size(); ++k)
+      state.emplace_back(fmt::format("{}.{}", i, names[k]), slot.buffers[k]);
+  }
+  for (std::size_t group = 0; group < group_count(); ++group) {
+    for (const auto& [setting, value] : settings(group))
+      state.emplace_back(fmt::format("group.{}.{}", group, setting), number_entry(value));
+    state.emplace_back(fmt::format("group.{}.parameters", group),
+                       number_entry(static_cast<int64_t>(group_sizes_[group])));
+  }
+  return state;
+}
+
+std::vector<std::string> Optimizer::read(const NamedTensors& state, Loaded& loaded) const {
+  StateReader reader(state);
+  for (std::size_t group = 0; group < group_count(); ++group) {
+    std::vector<double>& values = loaded.settings.emplace_back();
+    bool complete = true;
+    for (const auto& setting : settings(group)) {
+      const std::string entry = fmt::format("group.{}.{}", group, setting.first);
+      complete = complete && reader.has(entry);
+      values.push_back(reader.real(entry));
+    }
+    if (std::string problem = complete ? settings_problem(values) : std::string(); !problem.empty())
+      reader.note(fmt::format("group.{}: {}", group, problem));
+    const auto here = static_cast<int64_t>(group_sizes_[group]);
+    const std::string entry = fmt::format("group.{}.parameters", group);
+    if (const int64_t there = reader.integer(entry, 0); reader.has(entry) && there != here)
+      reader.note(fmt::format("group {} has {} parameters in the state, but {} here", group, there, here));
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = loaded.slots.emplace_back();
+    slot.parameter = slots_[i].parameter;
+    slot.group = slots_[i].group;
+    const std::vector<std::string> names = buffer_names(loaded.settings[slot.group]);
+    bool any = reader.has(fmt::format("{}.step", i));
+    for (const std::string& buffer : names) any = any || reader.has(fmt::format("{}.{}", i, buffer));
+    if (!any) continue;
+    slot.steps = reader.integer(fmt::format("{}.step", i), 1);
+    for (const std::string& buffer : names)
+      slot.buffers.push_back(
+          reader.values(fmt::format("{}.{}", i, buffer), slot.parameter.shape(), slot.parameter.dtype()));
+  }
+  return reader.finish();
+}
+
+std::vector<std::string> Optimizer::state_problems(const NamedTensors& state) const {
+  Loaded loaded;
+  return read(state, loaded);
+}
+
+void Optimizer::load_state_dict(const NamedTensors& state) {
+  const NoGradGuard no_grad;
+  Loaded loaded;
+  check_fits(name(), "an optimizer of this kind for this model", read(state, loaded));
+  // Into new memory, so that a failure on the way leaves the old state whole.
+  for (Slot& slot : loaded.slots)
+    for (Tensor& buffer : slot.buffers)
+      buffer = empty(buffer.shape(), {.dtype = buffer.dtype(), .device = slot.parameter.device()}).copy_(buffer);
+  for (std::size_t group = 0; group < group_count(); ++group) set_settings(group, loaded.settings[group]);
+  slots_ = std::move(loaded.slots);
+}
+
+}  // namespace tandem::optim

@@ -1,0 +1,97 @@
+// What all optimizers share: parameters in groups, their state, and saving it. A method supplies its settings and one
+// call of a fused kernel a parameter.
+#pragma once
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <tandem/tensor/io/state.h>
+#include <tandem/tensor/view.h>
+
+namespace tandem::optim {
+
+/// Names and values of what governs an update, the learning rate first; a flag is 0 or 1.
+using Settings = std::vector<std::pair<std::string, double>>;
+
+class Optimizer : public Stateful {
+ public:
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates every parameter that has a gradient, in place; one without is skipped and gets no state. The state is kept
+  /// where the parameter is, also after the model has moved. Throws Error, before anything is changed, when a parameter
+  /// no longer fits its gradient or its state.
+  void step();
+  /// Makes all gradients undefined.
+  void zero_grad();
+  /// All parameters, group after group.
+  std::vector<Tensor> parameters() const;
+
+  std::size_t group_count() const { return group_sizes_.size(); }
+  /// Learning rate of a group.
+  double lr(std::size_t group = 0) const;
+  /// Throws Error when `lr` is negative or not finite.
+  void set_lr(std::size_t group, double lr);
+  /// Sets the learning rate of all groups.
+  void set_lr(double lr);
+
+  std::string state_name() const override { return "optimizer"; }
+  /// For parameter i, once it has been stepped, "i.step" and its buffers ("i.exp_avg", ...); for group k, its settings
+  /// ("group.k.lr", ...) and number of parameters.
+  NamedTensors state_dict() const override;
+  std::vector<std::string> state_problems(const NamedTensors& state) const override;
+  /// The saved settings replace those given at construction, so that training goes on as if it had never stopped.
+  void load_state_dict(const NamedTensors& state) override;
+
+ protected:
+  static constexpr std::size_t kMaxBuffers = 3;
+  /// What one call of a kernel works on. All views have the same number of elements and are dense, so an update of a
+  /// part of a parameter is the same call with all of them narrowed.
+  struct Update {
+    View parameter, gradient;
+    std::array<View, kMaxBuffers> buffers;  // in the order of buffer_names; null where there is none
+    int64_t step = 1;                       // counts from 1
+  };
+
+  Optimizer() = default;
+  /// Adds a group whose settings have been stored as those of group number group_count(). Throws Error unless all are
+  /// dense, real leaves that no group has yet.
+  void append_group(std::vector<Tensor> parameters);
+  /// Throws Error with the sentence of settings_problem.
+  void check_settings(const Settings& settings) const;
+
+  virtual std::string name() const = 0;
+  virtual Settings settings(std::size_t group) const = 0;
+  /// Takes over values in the order of settings().
+  virtual void set_settings(std::size_t group, std::span<const double> values) = 0;
+  /// What is wrong with such values and what to do; empty when nothing is.
+  virtual std::string settings_problem(std::span<const double> values) const = 0;
+  /// The buffers that a parameter of a group with such settings has.
+  virtual std::vector<std::string> buffer_names(std::span<const double> values) const = 0;
+  /// Calls the kernel.
+  virtual void update(std::size_t group, const Update& update) = 0;
+
+ private:
+  struct Slot {
+    Tensor parameter;
+    std::size_t group = 0;
+    int64_t steps = 0;
+    std::vector<Tensor> buffers;  // made at the first step
+  };
+  struct Loaded {
+    std::vector<std::vector<double>> settings;  // by group
+    std::vector<Slot> slots;                    // with the saved buffers
+  };
+  std::vector<std::string> read(const NamedTensors& state, Loaded& loaded) const;
+  void check_group(std::size_t group) const;
+  std::vector<double> setting_values(std::size_t group) const;
+  Tensor checked_gradient(std::size_t index) const;
+  void prepare_buffers(Slot& slot) const;
+
+  std::vector<Slot> slots_;
+  std::vector<std::size_t> group_sizes_;
+};
+
+}  // namespace tandem::optim

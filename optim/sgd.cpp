@@ -1,0 +1,81 @@
+// SGD's settings, their checks, and its call of the kernel.
+#include <tandem/optim/sgd.h>
+
+#include <cmath>
+
+#include <tandem/tensor/backend.h>
+
+namespace tandem::optim {
+namespace {
+
+Settings to_settings(const SGDOptions& o) {
+  return {{"lr", o.lr},
+          {"momentum", o.momentum},
+          {"dampening", o.dampening},
+          {"weight_decay", o.weight_decay},
+          {"nesterov", o.nesterov ? 1 : 0}};
+}
+
+SGDOptions to_options(std::span<const double> v) {
+  return {.lr = v[0], .momentum = v[1], .dampening = v[2], .weight_decay = v[3], .nesterov = v[4] != 0};
+}
+
+}  // namespace
+
+SGD::SGD(std::vector<Tensor> parameters, const SGDOptions& options)
+    : SGD(std::vector<SGDGroup>{{.params = std::move(parameters)}}, options) {}
+
+SGD::SGD(std::vector<SGDGroup> groups, const SGDOptions& options) : defaults_(options) {
+  check(!groups.empty(), name(), "the list of groups is empty; pass at least one group of parameters");
+  check_settings(to_settings(defaults_));
+  for (SGDGroup& group : groups) add_param_group(std::move(group));
+}
+
+void SGD::add_param_group(SGDGroup group) {
+  const SGDOptions options{.lr = group.lr.value_or(defaults_.lr),
+                           .momentum = group.momentum.value_or(defaults_.momentum),
+                           .dampening = group.dampening.value_or(defaults_.dampening),
+                           .weight_decay = group.weight_decay.value_or(defaults_.weight_decay),
+                           .nesterov = group.nesterov.value_or(defaults_.nesterov)};
+  check_settings(to_settings(options));
+  append_group(std::move(group.params));
+  options_.push_back(options);
+}
+
+Settings SGD::settings(std::size_t group) const { return to_settings(options_[group]); }
+
+void SGD::set_settings(std::size_t group, std::span<const double> values) { options_[group] = to_options(values); }
+
+std::string SGD::settings_problem(std::span<const double> values) const {
+  for (const auto& [setting, value] : to_settings(to_options(values)))
+    if (!(value >= 0 && std::isfinite(value)))
+      return fmt::format("{} is {}; it must be a finite number that is not negative", setting, value);
+  const SGDOptions o = to_options(values);
+  if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
+    return fmt::format(
+        "nesterov needs momentum and no dampening, but momentum is {} and dampening {}; set momentum, "
+        "such as 0.9, and leave dampening at 0",
+        o.momentum, o.dampening);
+  return {};
+}
+
+std::vector<std::string> SGD::buffer_names(std::span<const double> values) const {
+  if (to_options(values).momentum == 0) return {};
+  return {"momentum_buffer"};
+}
+
+void SGD::update(std::size_t group, const Update& update) {
+  const SGDOptions& o = options_[group];
+  const Backend& table = backend(update.parameter.device);
+  kernel("SGD", table, table.sgd_step)({.parameter = update.parameter,
+                                        .gradient = update.gradient,
+                                        .momentum_buffer = update.buffers[0],
+                                        .lr = o.lr,
+                                        .momentum = o.momentum,
+                                        .dampening = o.dampening,
+                                        .weight_decay = o.weight_decay,
+                                        .nesterov = o.nesterov,
+                                        .first_step = update.step == 1});
+}
+
+}  // namespace tandem::optim
