@@ -11,6 +11,13 @@
 #include <tandem/nn/loss.h>
 #include <tandem/nn/module.h>
 #include <tandem/nn/sequential.h>
+#include <tandem/optim/adam.h>
+#include <tandem/optim/lr_scheduler.h>
+#include <tandem/optim/sgd.h>
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/data_parallel.h>
+#include <tandem/parallel/distributed_data_parallel.h>
+#include <tandem/parallel/launch/spawn.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/device.h>
 #include <tandem/tensor/random.h>

@@ -372,6 +372,18 @@ HookHandle register_post_accumulate_grad_hook(const Tensor& leaf, LeafHook hook)
   return leaf_of("register_post_accumulate_grad_hook", leaf).post_hooks.add(std::move(hook));
 }
 
+void accumulate_grad(const Tensor& leaf, Tensor gradient) {
+  const NoGradGuard no_grad;
+  LeafNode& node = leaf_of("accumulate_grad", leaf);
+  if (!node.hooks.empty())
+    for (const auto& hook : node.hooks[0].snapshot())
+      if (Tensor replaced = (*hook)(gradient); replaced.defined()) gradient = std::move(replaced);
+  std::vector<Tensor> outputs;
+  outputs.push_back(std::move(gradient));
+  Gradients gradients(node, std::move(outputs), {});
+  node.backward(gradients);
+}
+
 void queue_callback(UniqueFunction<void()> callback) {
   check(Run::current() != nullptr, "queue_callback", "no backward is running on this thread; call it from a hook");
   Run::current()->queue_callback(std::move(callback));

@@ -10,6 +10,11 @@ Storage::Storage(std::size_t bytes, Device device)
 Storage::Storage(void* data, std::size_t bytes, Device device, std::shared_ptr<void> owner)
     : data_(data), bytes_(bytes), device_(device), owner_(std::move(owner)), owned_by_pool_(false) {}
 
+Storage::Storage(std::shared_ptr<Storage> base, Device device)
+    : data_(base->data()), bytes_(base->bytes()), device_(device), version_(base->version_), owned_by_pool_(false) {
+  owner_ = std::move(base);
+}
+
 Storage::~Storage() {
   if (owned_by_pool_) backend(device_).release(device_, data_, bytes_);
 }

@@ -37,8 +37,7 @@ int ReplicaScope::index() { return t_replica_index; }
 const std::shared_ptr<TensorImpl>& Tensor::impl() const {
   check(impl_ != nullptr, "Tensor", "an undefined tensor was used; assign a value to it first");
   // The one place where a parameter becomes the calling replica's.
-  if (t_replica_index > 0 && impl_->replicas && impl_->replicas->owner == t_replica_owner &&
-      static_cast<std::size_t>(t_replica_index) < impl_->replicas->replicas.size())
+  if (t_replica_owner != nullptr && impl_->replicas && impl_->replicas->owner == t_replica_owner)
     return impl_->replicas->replicas[static_cast<std::size_t>(t_replica_index)];
   return impl_;
 }

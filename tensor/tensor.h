@@ -187,7 +187,7 @@ struct AutogradSlot {
   virtual ~AutogradSlot() = default;
 };
 
-/// The data behind a master parameter on each device of a data-parallel model; index 0 is the master's own.
+/// What stands for a parameter or buffer in each replica of a data-parallel model.
 struct ReplicaSet {
   const void* owner = nullptr;  // the model whose replicas these are
   std::vector<std::shared_ptr<TensorImpl>> replicas;
@@ -207,7 +207,7 @@ struct TensorImpl {
   void* data() const { return static_cast<char*>(storage->data()) + static_cast<std::size_t>(offset) * size_of(dtype); }
 };
 
-/// Makes the calling thread stand for replica `index` of `owner` until it is destroyed; index 0 is the master.
+/// Makes the calling thread stand for replica `index` of `owner` until it is destroyed; without an owner, for none.
 class ReplicaScope {
  public:
   ReplicaScope(const void* owner, int index);

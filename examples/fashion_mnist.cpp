@@ -1,0 +1,209 @@
+// Trains the MLP 784-512-512-10 on Fashion-MNIST, on one device or data-parallel; `--help` lists the options.
+#include <tandem/tandem.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "fashion_mnist_options.h"
+#include "fashion_mnist_report.h"
+
+using namespace tandem;
+
+namespace {
+
+struct Net : nn::Module {
+  Net() {
+    flatten = register_module("flatten", nn::Flatten());
+    linear_relu_stack = register_module(
+        "linear_relu_stack",
+        nn::Sequential(nn::Linear(28 * 28, 512), nn::ReLU(), nn::Linear(512, 512), nn::ReLU(), nn::Linear(512, 10)));
+  }
+  Tensor forward(const Tensor& x) override { return linear_relu_stack(flatten(x)); }
+  nn::Flatten flatten{nullptr};
+  nn::Sequential linear_relu_stack{nullptr};
+};
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, const std::vector<Tensor>& parameters) {
+  if (o.optimizer == "adam") {
+    return std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = o.lr, .weight_decay = o.weight_decay});
+  }
+  if (o.optimizer == "adamw") {
+    return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = o.lr, .weight_decay = o.weight_decay});
+  }
+  return std::make_unique<optim::SGD>(
+      parameters, optim::SGDOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
+}
+
+class Trainer {
+ public:
+  explicit Trainer(const Options& options)
+      : o_(options),
+        ddp_mode_(o_.parallel == "ddp"),
+        train_set_({.root = o_.data, .train = true}),
+        test_set_({.root = o_.data, .train = false}),
+        device_(ddp_mode_ && o_.device == "cuda" ? parallel::local_device() : Device(o_.device)),
+        report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", !o_.resume.empty()) {
+    check_exists("fashion_mnist", device_);
+    manual_seed(o_.seed);
+    net_ = std::make_shared<Net>();
+    net_->to(device_);
+    optimizer_ = make_optimizer(o_, net_->parameters());
+    // The parallel modes: one added line each.
+    if (o_.parallel == "dp") dp_.emplace(net_);
+    if (o_.parallel == "ddp") ddp_.emplace(net_);
+    if (!o_.resume.empty()) load(o_.resume, {net_, optimizer_, progress_}, {.map_location = device_});
+  }
+
+  void run() {
+    report_.line(describe());
+    const std::int64_t ranks = parallel::world_size();
+    data::DataLoader loader(
+        train_set_, {.batch_size = o_.batch_size / ranks,
+                     .sampler = std::make_shared<data::DistributedSampler>(
+                         train_set_.size(), data::DistributedSamplerOptions{.num_replicas = ranks,
+                                                                            .rank = parallel::rank(),
+                                                                            .shuffle = o_.shuffle,
+                                                                            .seed = o_.seed,
+                                                                            .mode = data::DistributedMode::exact})});
+    // Ranks can differ by one row, and so by one batch: the shorter one ends with an empty batch.
+    const std::int64_t batches = (train_set_.size() + o_.batch_size - 1) / o_.batch_size;
+    while (progress_.epoch < o_.epochs) {
+      loader.set_epoch(progress_.epoch);
+      loader.skip_batches(std::min(progress_.batch, loader.size()));
+      report_.begin_epoch(progress_.epoch + 1, o_.epochs, progress_.batch, batches);
+      auto batch = loader.begin();
+      while (progress_.batch < batches) {
+        const std::int64_t first = progress_.batch * o_.batch_size;
+        const std::int64_t rows = std::min(o_.batch_size, train_set_.size() - first);
+        if (batch == loader.end()) {
+          step(zeros({0, 1, 28, 28}), zeros({0}, {.dtype = int64}), rows);
+        } else {
+          auto& [x, y] = *batch;
+          step(x, y, rows);
+          ++batch;
+        }
+        if (o_.save_every > 0 && progress_.step % o_.save_every == 0) save_checkpoint();
+      }
+      finish_epoch(batches);
+    }
+    if (!o_.save.empty()) save_checkpoint();
+  }
+
+ private:
+  std::string describe() const {
+    const std::string where = dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
+                              : ddp_ ? fmt::format("DistributedDataParallel on {} processes", parallel::world_size())
+                                     : fmt::format("{}", device_);
+    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} threads: {}", o_.optimizer, o_.lr,
+                                   o_.batch_size, num_threads() * parallel::world_size(), where);
+    if (!o_.resume.empty())
+      text += fmt::format("\nresumed from {}: epoch {}, batch {}", o_.resume, progress_.epoch + 1, progress_.batch);
+    return text;
+  }
+
+  void step(const Tensor& x_host, const Tensor& y_host, std::int64_t rows) {
+    const Tensor x = x_host.to(device_), y = y_host.to(device_);
+    const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : loss_fn_((*net_)(x), y);
+    loss.backward();
+    optimizer_->step();
+    optimizer_->zero_grad();
+    const double value = loss.item<double>();
+    progress_.numbers["loss_sum"] += value;
+    ++progress_.batch;
+    ++progress_.step;
+    report_.step(progress_.batch, rows, value);
+  }
+
+  // In DDP each rank has summed its own share of the losses; the mean over the ranks is that of the whole batches.
+  void average_loss_over_ranks() {
+    if (!ddp_) return;
+    Tensor sum = full({1}, progress_.numbers["loss_sum"], {.dtype = float64});
+    parallel::all_reduce(sum, {.op = parallel::ReduceOp::avg});
+    progress_.numbers["loss_sum"] = sum.item<double>();
+  }
+
+  void save_checkpoint() {
+    average_loss_over_ranks();
+    if (parallel::rank() == 0) save(o_.save, {net_, optimizer_, progress_});
+  }
+
+  void finish_epoch(std::int64_t batches) {
+    EpochResult result;
+    result.samples_per_s = report_.samples_per_s();
+    average_loss_over_ranks();
+    result.train_loss = progress_.numbers["loss_sum"] / static_cast<double>(batches);
+    progress_.numbers["loss_sum"] = 0;
+    progress_.batch = 0;
+    result.epoch = ++progress_.epoch;
+    if (parallel::rank() == 0) evaluate(result);
+    if (ddp_) parallel::barrier();
+    report_.end_epoch(result);
+  }
+
+  void evaluate(EpochResult& result) {
+    const NoGradGuard no_grad;
+    net_->eval();
+    const nn::CrossEntropyLoss sum_of_losses({.reduction = Reduction::sum});
+    std::int64_t correct = 0;
+    for (auto& [x, y] : data::DataLoader(test_set_, {.batch_size = 500})) {
+      const Tensor logits = (*net_)(x.to(device_)), labels = y.to(device_);
+      result.test_loss += sum_of_losses(logits, labels).item<double>();
+      correct += sum(argmax(logits, 1) == labels).item<std::int64_t>();
+    }
+    const auto count = static_cast<double>(test_set_.size());
+    result.test_loss /= count;
+    result.test_accuracy = static_cast<double>(correct) / count;
+    net_->train();
+  }
+
+  const Options o_;
+  const bool ddp_mode_;
+  data::FashionMNIST train_set_, test_set_;
+  const Device device_;
+  Report report_;
+  std::shared_ptr<Net> net_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<parallel::DataParallel> dp_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  nn::CrossEntropyLoss loss_fn_;
+  Progress progress_;
+};
+
+void train_as_rank(const Options& o) {
+  parallel::init_process_group();
+  const int ranks = parallel::world_size();
+  check(o.batch_size % ranks == 0, "fashion_mnist",
+        "--batch-size {} cannot be divided evenly among {} processes; give a multiple of {}", o.batch_size, ranks,
+        ranks);
+  if (o.threads > 0) set_num_threads(std::max(1, o.threads / ranks));
+  Trainer(o).run();
+  parallel::destroy_process_group();
+}
+
+int run(const Options& o) {
+  if (o.parallel == "ddp") {
+    if (o.nproc > 0) return parallel::spawn([&](int, int) { train_as_rank(o); }, {.nprocs = o.nproc});
+    check(std::getenv("RANK") != nullptr, "fashion_mnist",
+          "--parallel ddp needs several processes: give --nproc 2, or start it as `tandem-run -n 2 fashion_mnist ...`");
+    train_as_rank(o);
+    return 0;
+  }
+  if (o.threads > 0) set_num_threads(o.threads);
+  if (o.parallel == "dp" && o.device == "cpu")
+    set_cpu_device_count(o.devices > 0 ? o.devices : std::max(2, device_count(DeviceType::cpu)));
+  Trainer(o).run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  if (const int code = parse_options(argc, argv, options); code >= 0) return code;
+  try {
+    return run(options);
+  } catch (const Error& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,67 @@
+#include "fashion_mnist_options.h"
+
+#include <CLI/CLI.hpp>
+
+int parse_options(int argc, char** argv, Options& o) {
+  CLI::App app{
+      "Trains the MLP 784-512-512-10 on Fashion-MNIST: on one device, with DataParallel (one process, a thread for "
+      "each "
+      "device) or with DistributedDataParallel (a process for each device).\n\n"
+      "  fashion_mnist --epochs 5\n"
+      "  fashion_mnist --parallel dp --devices 2\n"
+      "  fashion_mnist --parallel ddp --nproc 2\n"
+      "  tandem-run -n 2 fashion_mnist --parallel ddp\n"};
+  app.get_formatter()->column_width(28);
+  auto* parallel =
+      app.add_option("--parallel", o.parallel, "none, dp or ddp")->check(CLI::IsMember({"none", "dp", "ddp"}));
+  parallel->type_name("MODE")->capture_default_str();
+  app.add_option("--devices", o.devices, "dp: number of devices (default: all, at least 2 CPU devices)")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--device", o.device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "threads in all, divided among devices or processes (default: one a core)")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--epochs", o.epochs, "passes over the data")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  app.add_option("--batch-size", o.batch_size, "rows a step, over all devices or processes together")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{60'000}))
+      ->capture_default_str();
+  app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw")
+      ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--momentum", o.momentum, "of sgd")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--weight-decay", o.weight_decay, "of any optimizer")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--shuffle,!--no-shuffle", o.shuffle, "a new order of the data in each epoch (default), or file order");
+  app.add_option("--seed", o.seed, "of the initial weights and the order of the data")->capture_default_str();
+  app.add_option("--data", o.data,
+                 "folder of the four IDX files (default: where Debian's dataset-fashion-mnist puts them)")
+      ->type_name("DIR");
+  auto* save =
+      app.add_option("--save", o.save, "write model, optimizer and progress here at the end")->type_name("FILE");
+  app.add_option("--save-every", o.save_every, "also write it after every so many steps")
+      ->check(CLI::PositiveNumber)
+      ->type_name("STEPS")
+      ->needs(save);
+  app.add_option("--resume", o.resume, "go on from a file written by --save")->type_name("FILE");
+  app.add_option("--log", o.log, "write a line of JSON for each epoch here")->type_name("FILE");
+  app.add_flag("--quiet", o.quiet, "print nothing but errors");
+  try {
+    app.parse(argc, argv);
+    if (o.nproc > 0 && o.parallel != "ddp") throw CLI::ValidationError("--nproc", "is for --parallel ddp");
+    if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
+    if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);
+    return code == 0 ? 0 : 2;
+  }
+  return -1;
+}

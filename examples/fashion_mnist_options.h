@@ -1,0 +1,27 @@
+// The command line of fashion_mnist.
+#pragma once
+#include <cstdint>
+#include <string>
+
+struct Options {
+  std::string parallel = "none";  // none, dp, ddp
+  int devices = 0;                // of dp; 0: all there are, at least 2
+  int nproc = 0;                  // of ddp: start that many processes; 0: started by tandem-run
+  std::string device = "cpu";
+  int threads = 0;  // in all; 0: one a core
+  std::int64_t epochs = 5;
+  std::int64_t batch_size = 64;
+  std::string optimizer = "sgd";
+  double lr = 1e-3;
+  double momentum = 0;
+  double weight_decay = 0;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  std::string data;
+  std::string save, resume, log;
+  std::int64_t save_every = 0;
+  bool quiet = false;
+};
+
+/// Reads the command line. Returns -1 to go on, else the exit code: 0 after --help, 2 after a mistake.
+int parse_options(int argc, char** argv, Options& options);
