@@ -11,6 +11,7 @@
 #include <tandem/nn/loss.h>
 #include <tandem/nn/module.h>
 #include <tandem/nn/sequential.h>
+#include <tandem/nn/utils.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/device.h>
 #include <tandem/tensor/random.h>
