@@ -6,11 +6,15 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/autograd/gradcheck.h>
 #include <tandem/autograd/hooks.h>
+#include <tandem/data/loader.h>
+#include <tandem/data/mnist.h>
+#include <tandem/data/sampler.h>
 #include <tandem/nn/init.h>
 #include <tandem/nn/layers.h>
 #include <tandem/nn/loss.h>
 #include <tandem/nn/module.h>
 #include <tandem/nn/sequential.h>
+#include <tandem/nn/utils.h>
 #include <tandem/optim/adam.h>
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
@@ -20,6 +24,7 @@
 #include <tandem/parallel/launch/spawn.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/device.h>
+#include <tandem/tensor/io/checkpoint.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/tensor.h>
 #include <tandem/tensor/threads.h>

@@ -45,17 +45,18 @@ Tensor Module::forward(const Tensor& x) {
   };
   const Mark mark(this);
   std::vector<Tensor> outputs = forward_all({&x, 1});
-  check(outputs.size() == 1, "forward",
-        "{} returned {} tensors where one is needed; call it with a list: module({{x}})", name(), outputs.size());
+  if (outputs.size() != 1)
+    fail("forward", "{} returned {} tensors where one is needed; call it with a list: module({{x}})", name(),
+         outputs.size());
   return std::move(outputs.front());
 }
 
 std::vector<Tensor> Module::forward_all(std::span<const Tensor> inputs) {
-  check(t_in_default_forward != this, "forward", "{} overrides neither forward nor forward_all; override one of them",
-        name());
-  check(inputs.size() == 1, "forward",
-        "{} was called with {} tensors, but it takes one; override forward_all for several inputs", name(),
-        inputs.size());
+  if (t_in_default_forward == this)
+    fail("forward", "{} overrides neither forward nor forward_all; override one of them", name());
+  if (inputs.size() != 1)
+    fail("forward", "{} was called with {} tensors, but it takes one; override forward_all for several inputs", name(),
+         inputs.size());
   std::vector<Tensor> outputs;
   outputs.push_back(forward(inputs.front()));
   return outputs;
@@ -67,17 +68,23 @@ void Module::check_name(const char* op, const std::string& name) const {
         "the name '{}' contains a dot, which joins the names of modules; leave it out", name);
   auto taken = [&](const auto& entries, const char* kind) {
     for (const auto& entry : entries)
-      check(entry.first != name, op, "{} already has a {} named '{}'; choose another name", this->name(), kind, name);
+      if (entry.first == name)
+        fail(op, "{} already has a {} named '{}'; choose another name", this->name(), kind, name);
   };
   taken(parameters_, "parameter");
   taken(buffers_, "buffer");
   taken(children_, "module");
 }
 
-void Module::add_child(const char* op, std::string name, std::shared_ptr<Module> module) {
+void Module::add_child(std::string name, std::shared_ptr<Module> module) {
+  check_name("register_module", name);
+  adopt_child("register_module", std::move(name), std::move(module));
+}
+
+void Module::adopt_child(const char* op, std::string name, std::shared_ptr<Module> module) {
   check(module != nullptr, op, "'{}' is an empty handle; make the module first, as in nn::Linear(2, 3)", name);
   for (const Module* below : module->modules())
-    check(below != this, op, "'{}' contains {} itself; a module cannot be below itself", name, this->name());
+    if (below == this) fail(op, "'{}' contains {} itself; a module cannot be below itself", name, this->name());
   children_.emplace_back(std::move(name), std::move(module));
 }
 
@@ -85,7 +92,7 @@ void Module::register_wrapped(std::shared_ptr<Module> module) {
   check(parameters_.empty() && buffers_.empty() && children_.empty(), "register_wrapped",
         "{} already has entries of its own, whose names could clash; a wrapper holds one module and nothing else",
         name());
-  add_child("register_wrapped", "", std::move(module));
+  adopt_child("register_wrapped", "", std::move(module));
 }
 
 Parameter Module::register_parameter(std::string name, const Tensor& tensor, bool requires_grad) {
@@ -154,7 +161,7 @@ void Module::apply(FunctionRef<void(Module&)> function) {
   std::unordered_set<const void*> seen;
   auto visit = [&](auto& self, Module& module) -> void {
     if (!seen.insert(&module).second) return;
-    for (const auto& child : module.children()) self(self, *child);
+    for (const auto& [name, child] : module.children_) self(self, *child);
     function(module);
   };
   visit(visit, *this);

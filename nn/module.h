@@ -60,13 +60,13 @@ class Module : public Stateful {
   /// Adds a child module, given as std::shared_ptr or holder, and returns it.
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
-    add_child("register_module", std::move(name), module);
+    add_child(std::move(name), module);
     return module;
   }
   template <class H>
   requires requires(const H& h) { h.ptr(); }
   H register_module(std::string name, H holder) {
-    add_child("register_module", std::move(name), holder.ptr());
+    add_child(std::move(name), holder.ptr());
     return holder;
   }
   /// Adds a parameter and returns its handle. The tensor must be a leaf; one that is not dense is copied. A tensor that
@@ -131,7 +131,8 @@ class Module : public Stateful {
 
  private:
   using Visited = std::vector<std::pair<std::string, const Module*>>;
-  void add_child(const char* op, std::string name, std::shared_ptr<Module> module);
+  void add_child(std::string name, std::shared_ptr<Module> module);
+  void adopt_child(const char* op, std::string name, std::shared_ptr<Module> module);
   void check_name(const char* op, const std::string& name) const;
   void collect(const std::string& prefix, Visited& out) const;
   Visited every_module() const;

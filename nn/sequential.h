@@ -35,7 +35,7 @@ class ModuleListImpl : public Module {
   template <std::derived_from<Module> M>
   M& at(std::size_t i) const {
     M* module = dynamic_cast<M*>((*this)[i].get());
-    check(module != nullptr, "ModuleList", "module {} is a {}, not of the type asked for", i, (*this)[i]->name());
+    if (module == nullptr) fail("ModuleList", "module {} is a {}, not of the type asked for", i, (*this)[i]->name());
     return *module;
   }
 };
