@@ -1,8 +1,6 @@
 // Settings of Adam and AdamW, their checks, and the call of the kernel.
 #include <tandem/optim/adam.h>
 
-#include <cmath>
-
 #include <tandem/tensor/backend.h>
 
 namespace tandem::optim {
@@ -66,10 +64,8 @@ Settings Adam::settings(std::size_t group) const { return to_settings(options_[g
 void Adam::set_settings(std::size_t group, std::span<const double> values) { options_[group] = to_options(values); }
 
 std::string Adam::settings_problem(std::span<const double> values) const {
-  for (const auto& [setting, value] : to_settings(to_options(values)))
-    if (!(value >= 0 && std::isfinite(value)))
-      return fmt::format("{} is {}; it must be a finite number that is not negative", setting, value);
   const AdamOptions o = to_options(values);
+  if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
   if (o.betas[0] >= 1 || o.betas[1] >= 1)
     return fmt::format("betas are {} and {}; both must be below 1, such as 0.9 and 0.999", o.betas[0], o.betas[1]);
   return {};

@@ -1,6 +1,7 @@
 // Adam and AdamW: steps scaled by running means of the gradient and its square. They differ in the weight decay only.
 #pragma once
 #include <array>
+#include <initializer_list>
 #include <optional>
 
 #include <tandem/optim/optimizer.h>
@@ -43,6 +44,8 @@ class Adam : public Optimizer {
   /// negative or not finite, and for betas of 1 or more.
   explicit Adam(std::vector<Tensor> parameters, const AdamOptions& options = {});
   /// Groups, as in Adam({{.params = a}, {.params = b, .lr = 0.01}}, {.lr = 0.1}).
+  explicit Adam(std::initializer_list<AdamGroup> groups, const AdamOptions& options = {})
+      : Adam(std::vector<AdamGroup>(groups), options) {}
   explicit Adam(std::vector<AdamGroup> groups, const AdamOptions& options = {});
   /// Throws as the constructor does, and then has added nothing.
   void add_param_group(AdamGroup group);
@@ -66,6 +69,8 @@ class Adam : public Optimizer {
 class AdamW final : public Adam {
  public:
   explicit AdamW(std::vector<Tensor> parameters, const AdamWOptions& options = {});
+  explicit AdamW(std::initializer_list<AdamWGroup> groups, const AdamWOptions& options = {})
+      : AdamW(std::vector<AdamWGroup>(groups), options) {}
   explicit AdamW(std::vector<AdamWGroup> groups, const AdamWOptions& options = {});
 };
 

@@ -12,20 +12,9 @@ namespace {
 
 constexpr std::size_t kOwnWarmupSettings = 2;
 
-std::vector<double> values_of(const Settings& settings) {
-  std::vector<double> values;
-  for (const auto& setting : settings) values.push_back(setting.second);
-  return values;
-}
-
 std::string count_problem(std::string_view what, double value) {
   if (value >= 1 && value == std::floor(value) && std::isfinite(value)) return {};
   return fmt::format("{} is {}; it must be a whole number of at least 1", what, value);
-}
-
-std::string real_problem(std::string_view what, double value) {
-  if (value >= 0 && std::isfinite(value)) return {};
-  return fmt::format("{} is {}; it must be a finite number that is not negative", what, value);
 }
 
 }  // namespace
@@ -37,22 +26,20 @@ LRScheduler::LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {
 void LRScheduler::start() {
   const std::string problem = settings_problem(values_of(settings()));
   check(problem.empty(), name(), "{}", problem);
-  apply();
+  go_to(0);
 }
 
-void LRScheduler::apply() {
+void LRScheduler::go_to(int64_t step) {
   check(optimizer_.group_count() == base_lrs_.size(), name(),
         "the optimizer has {} groups, but had {} when the schedule was made; make the schedule after all groups are "
         "added",
         optimizer_.group_count(), base_lrs_.size());
   for (std::size_t group = 0; group < base_lrs_.size(); ++group)
-    optimizer_.set_lr(group, lr_at(step_, base_lrs_[group]));
+    optimizer_.set_lr(group, lr_at(step, base_lrs_[group]));
+  step_ = step;
 }
 
-void LRScheduler::step() {
-  ++step_;
-  apply();
-}
+void LRScheduler::step() { go_to(step_ + 1); }
 
 NamedTensors LRScheduler::state_dict() const {
   NamedTensors state{{"step", number_entry(step_)}, {"base_lrs", tensor(base_lrs_)}};
@@ -67,7 +54,7 @@ std::vector<std::string> LRScheduler::read(const NamedTensors& state, Loaded& lo
   if (const Tensor base = reader.values("base_lrs", {groups}, float64); base.defined())
     loaded.base_lrs = base.to_vector<double>();
   for (const double lr : loaded.base_lrs)
-    if (std::string problem = real_problem("an entry of base_lrs", lr); !problem.empty()) reader.note(problem);
+    if (std::string problem = range_problem({{"an entry of base_lrs", lr}}); !problem.empty()) reader.note(problem);
   bool complete = true;
   for (const auto& setting : settings()) {
     complete = complete && reader.has(setting.first);
@@ -86,10 +73,9 @@ std::vector<std::string> LRScheduler::state_problems(const NamedTensors& state) 
 void LRScheduler::load_state_dict(const NamedTensors& state) {
   Loaded loaded;
   check_fits(name(), "a schedule of this kind for this optimizer", read(state, loaded));
-  step_ = loaded.step;
   base_lrs_ = std::move(loaded.base_lrs);
   set_settings(loaded.settings);
-  apply();
+  go_to(loaded.step);
 }
 
 StepLR::StepLR(Optimizer& optimizer, int64_t step_size, double gamma)
@@ -110,7 +96,7 @@ void StepLR::set_settings(std::span<const double> values) {
 
 std::string StepLR::settings_problem(std::span<const double> values) const {
   const std::string problem = count_problem("step_size", values[0]);
-  return problem.empty() ? real_problem("gamma", values[1]) : problem;
+  return problem.empty() ? range_problem({{"gamma", values[1]}}) : problem;
 }
 
 CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double eta_min)
@@ -132,13 +118,14 @@ void CosineAnnealingLR::set_settings(std::span<const double> values) {
 
 std::string CosineAnnealingLR::settings_problem(std::span<const double> values) const {
   const std::string problem = count_problem("t_max", values[0]);
-  return problem.empty() ? real_problem("eta_min", values[1]) : problem;
+  return problem.empty() ? range_problem({{"eta_min", values[1]}}) : problem;
 }
 
 LinearWarmup::LinearWarmup(Optimizer& optimizer, int64_t steps, double start_factor, std::shared_ptr<LRScheduler> after)
     : LRScheduler(optimizer), steps_(steps), start_factor_(start_factor), after_(std::move(after)) {
   check(after_ == nullptr || &after_->optimizer_ == &optimizer, name(),
         "the schedule that follows belongs to another optimizer; make both for the same one");
+  if (after_) base_lrs_ = after_->base_lrs_;  // a warm-up in `after` has lowered the optimizer's rates
   start();
 }
 

@@ -48,7 +48,7 @@ class LRScheduler : public Stateful {
     std::vector<double> base_lrs, settings;
   };
   std::vector<std::string> read(const NamedTensors& state, Loaded& loaded) const;
-  void apply();
+  void go_to(int64_t step);
 
   Optimizer& optimizer_;
   std::vector<double> base_lrs_;  // by group

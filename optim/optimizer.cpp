@@ -9,15 +9,6 @@
 #include <tandem/tensor/create.h>
 
 namespace tandem::optim {
-namespace {
-
-std::vector<double> values_of(const Settings& settings) {
-  std::vector<double> values;
-  for (const auto& setting : settings) values.push_back(setting.second);
-  return values;
-}
-
-}  // namespace
 
 void Optimizer::append_group(std::vector<Tensor> parameters) {
   const std::string op = name();

@@ -4,16 +4,13 @@
 #include <array>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <tandem/optim/settings.h>
 #include <tandem/tensor/io/state.h>
 #include <tandem/tensor/view.h>
 
 namespace tandem::optim {
-
-/// Names and values of what governs an update, the learning rate first; a flag is 0 or 1.
-using Settings = std::vector<std::pair<std::string, double>>;
 
 class Optimizer : public Stateful {
  public:
@@ -63,6 +60,7 @@ class Optimizer : public Stateful {
   void check_settings(const Settings& settings) const;
 
   virtual std::string name() const = 0;
+  /// What governs the updates of a group, the learning rate first.
   virtual Settings settings(std::size_t group) const = 0;
   /// Takes over values in the order of settings().
   virtual void set_settings(std::size_t group, std::span<const double> values) = 0;

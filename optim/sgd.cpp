@@ -1,8 +1,6 @@
 // SGD's settings, their checks, and its call of the kernel.
 #include <tandem/optim/sgd.h>
 
-#include <cmath>
-
 #include <tandem/tensor/backend.h>
 
 namespace tandem::optim {
@@ -47,10 +45,8 @@ Settings SGD::settings(std::size_t group) const { return to_settings(options_[gr
 void SGD::set_settings(std::size_t group, std::span<const double> values) { options_[group] = to_options(values); }
 
 std::string SGD::settings_problem(std::span<const double> values) const {
-  for (const auto& [setting, value] : to_settings(to_options(values)))
-    if (!(value >= 0 && std::isfinite(value)))
-      return fmt::format("{} is {}; it must be a finite number that is not negative", setting, value);
   const SGDOptions o = to_options(values);
+  if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
     return fmt::format(
         "nesterov needs momentum and no dampening, but momentum is {} and dampening {}; set momentum, "

@@ -1,5 +1,6 @@
 // Stochastic gradient descent, with momentum, Nesterov's variant, dampening and weight decay.
 #pragma once
+#include <initializer_list>
 #include <optional>
 
 #include <tandem/optim/optimizer.h>
@@ -32,6 +33,8 @@ class SGD final : public Optimizer {
   /// negative or not finite, and for `nesterov` without momentum or with dampening.
   explicit SGD(std::vector<Tensor> parameters, const SGDOptions& options = {});
   /// Groups, as in SGD({{.params = a}, {.params = b, .lr = 0.01}}, {.lr = 0.1}).
+  explicit SGD(std::initializer_list<SGDGroup> groups, const SGDOptions& options = {})
+      : SGD(std::vector<SGDGroup>(groups), options) {}
   explicit SGD(std::vector<SGDGroup> groups, const SGDOptions& options = {});
   /// Throws as the constructor does, and then has added nothing.
   void add_param_group(SGDGroup group);
