@@ -17,6 +17,7 @@ Streams& streams() {
   return s;
 }
 thread_local int t_stream = 0;
+thread_local PhiloxKey* t_scope = nullptr;
 
 }  // namespace
 
@@ -39,6 +40,11 @@ void set_random_state(const RandomState& state) {
 }
 
 PhiloxKey draw(std::uint64_t blocks) {
+  if (t_scope != nullptr) {
+    const PhiloxKey start = *t_scope;
+    t_scope->block += blocks;
+    return start;
+  }
   const auto stream = static_cast<std::size_t>(t_stream);
   return {streams().seed, stream, streams().positions[stream].fetch_add(blocks)};
 }
@@ -50,5 +56,9 @@ RandomStream::RandomStream(int stream) : previous_(t_stream) {
 }
 RandomStream::~RandomStream() { t_stream = previous_; }
 int RandomStream::current() { return t_stream; }
+
+RandomScope::RandomScope(const PhiloxKey& start) : key_(start), previous_(t_scope) { t_scope = &key_; }
+RandomScope::~RandomScope() { t_scope = previous_; }
+PhiloxKey* RandomScope::current() { return t_scope; }
 
 }  // namespace tandem

@@ -18,7 +18,8 @@ struct RandomState {
 RandomState random_state();
 void set_random_state(const RandomState& state);
 
-/// Where a draw of `blocks` blocks of four 32-bit numbers starts, in the calling thread's stream; moves the stream on.
+/// Where a draw of `blocks` blocks of four 32-bit numbers starts, in the calling thread's RandomScope or else stream;
+/// moves it on.
 struct PhiloxKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -41,6 +42,22 @@ class RandomStream {
   int previous_;
 };
 inline constexpr int kMaxStreams = 4096;
+
+/// Makes the calling thread draw from `start` on, whatever its stream and the global seed, until it is destroyed. Keys
+/// with streams below kMaxStreams are those of manual_seed.
+class RandomScope {
+ public:
+  explicit RandomScope(const PhiloxKey& start);
+  ~RandomScope();
+  RandomScope(const RandomScope&) = delete;
+  RandomScope& operator=(const RandomScope&) = delete;
+  /// Where the calling thread's innermost scope draws next, for reading and for moving; null outside any scope.
+  static PhiloxKey* current();
+
+ private:
+  PhiloxKey key_;
+  PhiloxKey* previous_;
+};
 
 /// Four 32-bit numbers of block `key.block + i` (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 struct Philox4 {

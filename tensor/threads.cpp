@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(_OPENMP)
@@ -32,6 +33,8 @@ std::atomic<int>& thread_count() {
   static std::atomic<int> count{initial_threads()};
   return count;
 }
+
+thread_local bool t_single_thread = false;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -128,7 +131,12 @@ void set_num_threads(int count) {
 
 int num_threads() { return thread_count(); }
 
-int threads_per_device() { return std::max(1, num_threads() / device_count(DeviceType::cpu)); }
+int threads_per_device() {
+  return t_single_thread ? 1 : std::max(1, num_threads() / device_count(DeviceType::cpu));
+}
+
+SingleThreadScope::SingleThreadScope() : previous_(std::exchange(t_single_thread, true)) {}
+SingleThreadScope::~SingleThreadScope() { t_single_thread = previous_; }
 
 void run_on_devices(std::span<const Device> devices, FunctionRef<void(int)> body) {
   if (devices.empty()) return;

@@ -14,8 +14,21 @@ namespace tandem {
 void set_num_threads(int count);
 /// The number set by set_num_threads.
 int num_threads();
-/// Threads that kernels of one CPU device use.
+/// Threads that kernels of one CPU device use when the calling thread starts them.
 int threads_per_device();
+
+/// Kernels started by the calling thread use that thread alone until it is destroyed: for threads that work beside
+/// those that compute.
+class SingleThreadScope {
+ public:
+  SingleThreadScope();
+  ~SingleThreadScope();
+  SingleThreadScope(const SingleThreadScope&) = delete;
+  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
+
+ private:
+  bool previous_;
+};
 
 /// Calls body(begin, end) over pieces of [0, n) on the device's threads; pieces are multiples of `grain` (the last may
 /// be short). Runs inline when there is one thread or at most one grain of work. The body must not throw.
