@@ -73,7 +73,7 @@ class Tensor {
   std::vector<T> to_vector() const {
     const Tensor host = to_host(dtype_of<T>);
     const T* first = host.const_data<T>();
-    return {first, first + host.numel()};
+    return std::vector<T>(first, first + host.numel());
   }
   /// Values as PyTorch prints them; large tensors are shortened to three elements at each end of a dimension.
   std::string str() const;

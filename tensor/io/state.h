@@ -26,4 +26,8 @@ class Stateful {
   virtual void load_state_dict(const NamedTensors& state) = 0;
 };
 
+/// How `given` differs from `own`, one sentence a fault: entries that are missing, unknown, or of another shape, each
+/// with its name and the shapes of both. Types may differ, as values are converted; what state_problems needs.
+std::vector<std::string> state_mismatches(const NamedTensors& own, const NamedTensors& given);
+
 }  // namespace tandem

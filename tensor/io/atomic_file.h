@@ -1,0 +1,27 @@
+// A file that is replaced as a whole: written under a temporary name in the same directory, synced and renamed, so that
+// a kill or a power cut at any moment leaves the old contents or the new ones.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace tandem {
+
+class AtomicFile {
+ public:
+  /// Starts a new version of the file `path`, as "path.tmp-<process>-<number>". Throws Error naming path and reason.
+  explicit AtomicFile(const std::string& path);
+  /// Removes the temporary file unless commit() has put it in place.
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  /// Appends bytes. Throws Error, with the old file unchanged, when they cannot be written (a full disk).
+  void write(const void* data, std::size_t bytes);
+  /// Syncs the contents, renames the file to its name, and syncs the directory. Throws Error.
+  void commit();
+
+ private:
+  std::string path_, temporary_;
+  int fd_ = -1;
+};
+
+}  // namespace tandem
