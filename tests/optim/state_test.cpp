@@ -135,12 +135,13 @@ TEST_CASE("a state that does not fit is refused with all its problems, and nothi
   const NamedTensors good = copy_of(adam.state_dict());
 
   const auto refused = [&](const NamedTensors& state, std::initializer_list<const char*> parts) {
-    for (const std::string text : {error_of([&] { adam.load_state_dict(state); })})
-      for (const char* part : parts) {
-        INFO(text);
-        CHECK(contains(text, part));
-        CHECK(contains(text, "[Adam] the state does not fit; load one that was saved from an optimizer of this kind"));
-      }
+    const std::string text = error_of([&] { adam.load_state_dict(state); });
+    INFO(text);
+    CHECK(contains(text, "[Adam] the state does not fit; load one that was saved from an optimizer of this kind"));
+    for (const char* part : parts) {
+      INFO(part);
+      CHECK(contains(text, part));
+    }
     CHECK(adam.state_problems(state).size() >= parts.size());
     CHECK(same_state(adam.state_dict(), good));
   };
