@@ -23,69 +23,87 @@ const Tensor& weight() {
 }
 
 struct Case {
-  CrossEntropyOptions options;
+  bool weighted;
+  int64_t ignore_index;
+  double label_smoothing;
   double mean, sum;
   std::vector<double> rows, gradient;  // of the mean with respect to the last row
+
+  CrossEntropyOptions options(Reduction reduction = Reduction::mean) const {
+    return {.weight = weighted ? weight() : Tensor(),
+            .ignore_index = ignore_index,
+            .reduction = reduction,
+            .label_smoothing = label_smoothing};
+  }
 };
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
-      {{},
-       0.6601988178146501,
-       2.6407952712586003,
-       {0.4643687841079449, 0.18178448558911336, 1.0019428482292443, 0.9926991533322977},
-       {0.004612461970847509, -0.15735622477774341, 0.15274376280689592}},
-      {{.weight = weight()},
-       0.6334500706054781,
-       3.642337905981499,
-       {0.9287375682158898, 0.2272306069863917, 0.5009714241146221, 1.9853983066645955},
-       {0.006417338394222621, -0.21893039969077346, 0.21251306129655084}},
-      {{.ignore_index = 0},
-       0.5462841410097853,
-       1.638852423029356,
-       {0.4643687841079449, 0.18178448558911336, 0.0, 0.9926991533322977},
-       {0.006149949294463345, -0.20980829970365789, 0.20365835040919456}},
-      {{.weight = weight(), .ignore_index = 0},
-       0.5983555203555957,
-       3.141366481866877,
-       {0.9287375682158898, 0.2272306069863917, 0.0, 1.9853983066645955},
-       {0.007028513479386681, -0.2397809139470376, 0.23275240046765092}},
-      {{.label_smoothing = 0.1},
-       0.74519881781465,
-       2.9807952712586,
-       {0.5477021174412783, 0.34511781892244675, 1.0119428482292443, 1.0760324866656312},
-       {-0.003720871362485824, -0.14068955811107675, 0.14441042947356258}},
-      {{.weight = weight(), .label_smoothing = 0.1},
-       0.6892527868331607,
-       3.9632035242906745,
-       {0.9730765760744606, 0.4588972736530583, 0.5911171377318155, 1.9401125368313399},
-       {0.003278137479801592, -0.2005755821661376, 0.19729744468633598}},
-      {{.weight = weight(), .ignore_index = 0, .label_smoothing = 0.2},
-       0.6862488173811125,
-       3.602806291250841,
-       {1.0174155839330314, 0.690563940319725, 0.0, 1.8948267669980843},
-       {0.00015216861922633083, -0.1995751231787876, 0.19942295455956124}},
-  };
-  return all;
-}
+const Case kCases[] = {
+    {false,
+     -100,
+     0,
+     0.6601988178146501,
+     2.6407952712586003,
+     {0.4643687841079449, 0.18178448558911336, 1.0019428482292443, 0.9926991533322977},
+     {0.004612461970847509, -0.15735622477774341, 0.15274376280689592}},
+    {true,
+     -100,
+     0,
+     0.6334500706054781,
+     3.642337905981499,
+     {0.9287375682158898, 0.2272306069863917, 0.5009714241146221, 1.9853983066645955},
+     {0.006417338394222621, -0.21893039969077346, 0.21251306129655084}},
+    {false,
+     0,
+     0,
+     0.5462841410097853,
+     1.638852423029356,
+     {0.4643687841079449, 0.18178448558911336, 0.0, 0.9926991533322977},
+     {0.006149949294463345, -0.20980829970365789, 0.20365835040919456}},
+    {true,
+     0,
+     0,
+     0.5983555203555957,
+     3.141366481866877,
+     {0.9287375682158898, 0.2272306069863917, 0.0, 1.9853983066645955},
+     {0.007028513479386681, -0.2397809139470376, 0.23275240046765092}},
+    {false,
+     -100,
+     0.1,
+     0.74519881781465,
+     2.9807952712586,
+     {0.5477021174412783, 0.34511781892244675, 1.0119428482292443, 1.0760324866656312},
+     {-0.003720871362485824, -0.14068955811107675, 0.14441042947356258}},
+    {true,
+     -100,
+     0.1,
+     0.6892527868331607,
+     3.9632035242906745,
+     {0.9730765760744606, 0.4588972736530583, 0.5911171377318155, 1.9401125368313399},
+     {0.003278137479801592, -0.2005755821661376, 0.19729744468633598}},
+    {true,
+     0,
+     0.2,
+     0.6862488173811125,
+     3.602806291250841,
+     {1.0174155839330314, 0.690563940319725, 0.0, 1.8948267669980843},
+     {0.00015216861922633083, -0.1995751231787876, 0.19942295455956124}},
+};
 
 }  // namespace
 
 TEST_CASE("cross entropy: reductions, class weights, ignored labels, smoothing, gradients") {
-  for (const Case& c : cases()) {
+  for (const Case& c : kCases) {
     CAPTURE(c.mean);
-    CrossEntropyOptions options = c.options;
     const Tensor x = logits();
-    const Tensor loss = nn::CrossEntropyLoss(options)(x, labels());
+    const Tensor loss = nn::CrossEntropyLoss(c.options())(x, labels());
     CHECK(loss.item<double>() == doctest::Approx(c.mean).epsilon(1e-12));
     loss.backward();
     CHECK_CLOSE(x.grad()[3], tensor(c.gradient), 1e-12);
-    const LossParts parts = nn::CrossEntropyLoss(options).parts(x, labels());
+    const LossParts parts = nn::CrossEntropyLoss(c.options()).parts(x, labels());
     CHECK(parts.sum.item<double>() / parts.normalizer.item<double>() == doctest::Approx(c.mean).epsilon(1e-12));
 
-    options.reduction = Reduction::sum;
-    CHECK(nn::CrossEntropyLoss(options)(x, labels()).item<double>() == doctest::Approx(c.sum).epsilon(1e-12));
-    options.reduction = Reduction::none;
-    const nn::CrossEntropyLoss rows(options);
+    CHECK(nn::CrossEntropyLoss(c.options(Reduction::sum))(x, labels()).item<double>() ==
+          doctest::Approx(c.sum).epsilon(1e-12));
+    const nn::CrossEntropyLoss rows(c.options(Reduction::none));
     CHECK_CLOSE(rows(x, labels()), tensor(c.rows), 1e-12);
     CHECK(rows.reduction() == Reduction::none);
     CHECK(rows.parts(x, labels()).sum.item<double>() == doctest::Approx(c.sum).epsilon(1e-12));
@@ -93,9 +111,9 @@ TEST_CASE("cross entropy: reductions, class weights, ignored labels, smoothing, 
 }
 
 TEST_CASE("cross entropy: parts of a batch combine to the loss of the whole, values and gradients") {
-  for (const Case& c : cases()) {
+  for (const Case& c : kCases) {
     CAPTURE(c.mean);
-    const nn::CrossEntropyLoss loss(c.options);
+    const nn::CrossEntropyLoss loss(c.options());
     const Tensor x = logits();
     const LossParts a = loss.parts(x.narrow(0, 0, 1), labels().narrow(0, 0, 1));
     const LossParts b = loss.parts(x.narrow(0, 1, 3), labels().narrow(0, 1, 3));
@@ -139,7 +157,7 @@ TEST_CASE("cross entropy: class weights follow the logits to their device") {
   const nn::CrossEntropyLoss loss({.weight = weight()});
   const Tensor there = loss(logits().detach().to("cpu:1"), labels().to("cpu:1"));
   CHECK(there.device() == Device("cpu:1"));
-  CHECK(there.item<double>() == doctest::Approx(cases()[1].mean));
+  CHECK(there.item<double>() == doctest::Approx(kCases[1].mean));
   CHECK_ERROR(loss(logits(), labels().to("cpu:1")), "cpu:0", "cpu:1");
   set_cpu_device_count(1);
 }
