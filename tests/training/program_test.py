@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Runs examples/fashion_mnist as a user does.
+
+usage: program_test.py CHECK FASHION_MNIST TANDEM_RUN
+"""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+CHECK, PROGRAM, TANDEM_RUN = sys.argv[1:4]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TANDEM_CPU_DEVICES")}
+
+
+def run(*arguments, launcher=(), expect=0):
+    command = [*launcher, PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
+    assert done.returncode == expect, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def epochs(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def quickstart(folder):
+    """PyTorch's tutorial prints 64.6 and 65.4 % for these settings, and losses of 1.087 and 1.066."""
+    log = folder / "log"
+    run("--epochs", 5, "--no-shuffle", "--lr", 1e-3, "--log", log)
+    last = epochs(log)[-1]
+    assert last["epoch"] == 5 and 0.640 <= last["test_accuracy"] <= 0.665, last
+    assert 1.05 <= last["test_loss"] <= 1.11, last
+
+
+def adam(folder):
+    log = folder / "log"
+    run("--epochs", 5, "--optimizer", "adam", "--log", log)
+    last = epochs(log)[-1]
+    assert last["test_accuracy"] > 0.865, last
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    assert peak < 150, f"peak memory {peak:.0f} MiB"
+
+
+def modes(folder):
+    """One device, DP and DDP go the same way."""
+    losses = []
+    for i, mode in enumerate([(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]):
+        log = folder / f"log{i}"
+        run("--epochs", 1, "--batch-size", 256, "--lr", 0.1, "--log", log, *mode)
+        losses.append(epochs(log)[-1])
+    three = (TANDEM_RUN, "-n", "3")
+    output = run("--epochs", 1, "--batch-size", 256, "--parallel", "ddp", launcher=three, expect=1)
+    assert "256 cannot be divided evenly among 3 processes; give a multiple of 3" in output, output
+    log = folder / "log3"
+    run("--epochs", 1, "--batch-size", 258, "--lr", 0.1, "--log", log, "--parallel", "ddp", launcher=three)
+    for e in losses[1:]:
+        assert abs(e["train_loss"] - losses[0]["train_loss"]) < 1e-3, losses
+        assert abs(e["test_accuracy"] - losses[0]["test_accuracy"]) < 0.01, losses
+    assert abs(epochs(log)[-1]["test_accuracy"] - losses[0]["test_accuracy"]) < 0.03
+
+
+def same_bits(folder):
+    """Two runs with two threads write the same file."""
+    for name in "ab":
+        run("--epochs", 1, "--threads", 2, "--optimizer", "adam", "--save", folder / name)
+    assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
+
+
+def resume(folder):
+    """A run that is killed in the middle of an epoch and resumed ends with the same bits as one that is not."""
+    modes = [(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]
+    for i, mode in enumerate(modes):
+        settings = ["--epochs", 2, "--batch-size", 128, "--optimizer", "adam", "--threads", 2, *mode]
+        whole, part = folder / f"whole{i}", folder / f"part{i}"
+        run(*settings, "--save", whole)
+        process = subprocess.Popen([PROGRAM, *map(str, settings), "--save", str(part), "--save-every", "101"],
+                                   env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+        seen = set()
+        while len(seen) < 3:  # three checkpoints: in the middle of the first epoch
+            assert process.poll() is None, "the run ended before it could be killed"
+            if part.exists():
+                seen.add(part.stat().st_mtime_ns)
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        output = run(*settings, "--save", part, "--resume", part)
+        assert "resumed from" in output, output
+        assert whole.read_bytes() == part.read_bytes(), mode
+
+
+def mistakes(folder):
+    """Every mistake is a sentence that says what to do."""
+    cases = [
+        (["--data", folder], 1, "dataset-fashion-mnist"),
+        (["--device", "cuda"], 1, 'use "cpu"'),
+        (["--parallel", "ddp"], 1, "tandem-run -n 2"),
+        (["--nproc", 2], 2, "--parallel ddp"),
+        (["--devices", 2], 2, "--parallel dp"),
+        (["--momentum", 0.9, "--optimizer", "adam"], 2, "--optimizer sgd"),
+        (["--optimizer", "lion"], 2, "lion"),
+        (["--batch-size", 0], 2, "--batch-size"),
+        (["--save-every", 5], 2, "--save"),
+        (["--resume", folder / "none"], 1, "none"),
+        (["--log", folder / "no" / "log"], 1, "cannot be written"),
+        (["--epochs", 0, "--save", folder / "no" / "file"], 1, "file"),
+    ]
+    for arguments, code, text in cases:
+        output = run(*arguments, expect=code)
+        assert text in output, f"{arguments}: {output}"
+    (folder / "junk").write_bytes(b"x" * 100)
+    assert "junk" in run("--resume", folder / "junk", expect=1)
+    assert "--parallel" in run("--help")
+
+
+with tempfile.TemporaryDirectory() as name:
+    globals()[CHECK](pathlib.Path(name))
+print(f"{CHECK}: passed")
