@@ -1,3 +1,4 @@
+// Stacking of examples and selection of rows, for any number of tensors.
 #include <tandem/data/dataset.h>
 
 #include <tandem/data/internal.h>

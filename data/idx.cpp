@@ -1,3 +1,4 @@
+// The IDX reader: a source of stored bytes, a reader that decompresses, and a parser that trusts no size in a header.
 #include <tandem/data/idx.h>
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// The loader's threads: workers claim batches in order and put them into a ring that the caller empties.
 #include <tandem/data/loader.h>
 
 #include <algorithm>
@@ -34,8 +35,8 @@ struct EpochRun::Impl {
         stream_(kExampleStreams + static_cast<std::uint64_t>(epoch)),
         make_(std::move(make)),
         count_(count_batches(static_cast<int64_t>(rows_.size()), options)),
-        claimed_(first_batch),
-        taken_(first_batch) {}
+        claimed_(std::min(first_batch, count_)),
+        taken_(claimed_) {}
   ~Impl() { stop(); }
 
   void start_workers(int num_workers) {

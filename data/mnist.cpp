@@ -1,3 +1,4 @@
+// Where the data sets lie, and the conversion of a batch.
 #include <tandem/data/mnist.h>
 
 #include <unistd.h>

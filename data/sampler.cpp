@@ -1,3 +1,4 @@
+// The orders that samplers give.
 #include <tandem/data/sampler.h>
 
 #include <numeric>
