@@ -32,7 +32,6 @@ struct Cursor {
     return *this;
   }
   friend bool operator==(const Cursor& a, const Cursor& b) { return a.at == b.at; }
-  friend bool operator!=(const Cursor& a, const Cursor& b) { return a.at != b.at; }
 };
 
 // Takes the parser's events. Only the one nesting that the format has is accepted, so that no document tree is built
@@ -133,7 +132,7 @@ class Handler {
  private:
   enum class Place { outside, top, metadata, entry, list };
   static constexpr std::array<std::string_view, 3> kFields = {"dtype", "shape", "data_offsets"};
-  static constexpr std::size_t kDType = 0, kShape = 1, kOffsets = 2;
+  static constexpr std::size_t kDType = 0, kOffsets = 2;
 
   std::uint64_t here() const { return 8 + static_cast<std::uint64_t>(furthest_ - text_.data()); }
   template <class... A>
