@@ -239,7 +239,7 @@ class Run {
     bool wanted = node.as_leaf() != nullptr;
     for (std::size_t i = 0; i < demands.size(); ++i) {
       Node* target = node.inputs[i].node.get();
-      if (target == nullptr) continue;
+      if (target == nullptr || (target->as_leaf() && !target->as_leaf()->alive())) continue;
       const NodeState& target_state = states_.find(target)->second;
       if (!target_state.needed) continue;
       demands[i] = target_state.contributions.size() == 1 && !restricted_ ? Demand::only : Demand::one_of_many;
@@ -352,10 +352,14 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   start(run, outputs, options.grad_outputs);
   run.capture(inputs, results);
   run.run();
+  const NoGradGuard no_grad;
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check(results[i].defined() || options.allow_unused, "grad",
           "no output depends on input {} (shape {}); set allow_unused to get an undefined gradient for it", i,
           inputs[i].shape());
+  // A gradient that passed several operations unchanged is one tensor for all of them; each caller's is its own.
+  for (Tensor& g : results)
+    if (g.defined() && (g.impl().use_count() > 1 || g.impl()->storage.use_count() > 1 || !g.is_contiguous())) g = g.clone();
   return results;
 }
 

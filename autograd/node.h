@@ -92,6 +92,8 @@ class LeafNode final : public Node {
   void release() override {}
   LeafNode* as_leaf() override { return this; }
   TensorMeta leaf_meta() const;
+  /// False once the leaf tensor is destroyed: its gradient would be seen by nobody.
+  bool alive() const { return !owner_.expired(); }
   Tensor grad();
   void set_grad(Tensor gradient);
   /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
