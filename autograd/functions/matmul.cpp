@@ -47,7 +47,7 @@ Tensor expand_batch(const Tensor& x, const Shape& batch) {
   Shape shape = batch;
   shape.push_back(x.size(-2));
   shape.push_back(x.size(-1));
-  return x.expand(shape).reshape({-1, x.size(-2), x.size(-1)});
+  return x.expand(shape).reshape({batch.numel(), x.size(-2), x.size(-1)});
 }
 
 Tensor matmul_batched(const Tensor& a, const Tensor& b) {
@@ -100,17 +100,19 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
   check(w.dim() == 2, "linear", "the weight must be {{out, in}}, but it is {}", w.shape());
   check(x.dim() >= 1 && x.size(-1) == w.size(1), "linear",
         "the last size of the input must be the weight's {}: input is {}, weight is {}", w.size(1), x.shape(), w.shape());
-  check(x.dtype() == w.dtype() && (!bias.defined() || bias.dtype() == w.dtype()), "linear",
-        "input is {}, weight is {}{}; convert with .to()", x.dtype(), w.dtype(),
-        bias.defined() ? fmt::format(", bias is {}", bias.dtype()) : "");
+  check(x.dtype() == w.dtype(), "linear", "input is {}, weight is {}; convert one with .to()", x.dtype(), w.dtype());
+  check(!bias.defined() || bias.dtype() == w.dtype(), "linear", "weight is {}, bias is {}; convert one with .to()",
+        w.dtype(), bias.defined() ? bias.dtype() : w.dtype());
   if (bias.defined())
     check(bias.dim() == 1 && bias.size(0) == w.size(0), "linear", "the bias must be {{{}}}, but it is {}", w.size(0),
           bias.shape());
   autograd::check_real("linear", x);
   if (x.dim() != 2) {
     Shape shape = x.shape();
-    shape[shape.dim() - 1] = w.size(0);
-    return linear(x.reshape({shape.numel() / std::max<int64_t>(1, w.size(0)) , x.size(-1)}), w, bias, relu).view(shape);
+    shape.erase(shape.dim() - 1);
+    const int64_t rows = shape.numel();
+    shape.push_back(w.size(0));
+    return linear(x.reshape({rows, x.size(-1)}), w, bias, relu).view(shape);
   }
   const Tensor rows = with_unit_stride(x), weight = with_unit_stride(w);
   const Tensor offset = bias.defined() ? bias.contiguous() : bias;

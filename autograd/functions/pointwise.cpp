@@ -26,8 +26,6 @@ Tensor sum_to(const Tensor& gradient, const Shape& shape) {
 
 namespace {
 
-int kind(DType d) { return d == boolean ? 0 : is_integral(d) ? 1 : 2; }
-
 DType operand_type(DType dtype, Takes takes, const char* op) {
   check(dtype != boolean, op, "is not defined on bool; convert with .to(float32) or .to(int64)");
   return takes == Takes::reals && is_integral(dtype) ? float32 : dtype;

@@ -156,8 +156,8 @@ Tensor Tensor::slice(int64_t dim, int64_t start, int64_t end, int64_t step) cons
   auto bound = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
   const int64_t from = bound(start), to = std::max(from, bound(end));
   Shape part = shape(), part_strides = strides();
-  part[d] = (to - from + step - 1) / step;
-  part_strides[d] *= step;
+  part[d] = (to - from) / step + ((to - from) % step != 0);
+  if (part[d] > 1) part_strides[d] *= step;
   return view_of("slice", *this, part, part_strides, from * strides()[d],
                  [full = shape(), d, from, to, step](const Tensor& g) {
                    Tensor whole = zeros(full, {.dtype = g.dtype(), .device = g.device()});
@@ -170,8 +170,8 @@ Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
   check(this->dim() > 0, "narrow", "a single number cannot be narrowed");
   const int d = wrap_dim("narrow", dim, this->dim());
   const int64_t size = shape()[d], from = start < 0 ? start + size : start;
-  check(from >= 0 && length >= 0 && from + length <= size, "narrow",
-        "elements {} to {} are out of range: dimension {} of {} has {}", from, from + length, d, shape(), size);
+  check(from >= 0 && length >= 0 && from <= size && length <= size - from, "narrow",
+        "{} elements from {} on are out of range: dimension {} of {} has {}", length, start, d, shape(), size);
   return slice(d, from, from + length);
 }
 
