@@ -2,6 +2,7 @@
 // functions, backward and gradient checks are all expanded from it; a new operation is a new row.
 #pragma once
 #include <cmath>
+#include <cstdint>
 
 #include <tandem/tensor/compiler.h>
 
@@ -17,7 +18,7 @@ enum class Takes { numbers, reals };
 // X(name, takes, uses, value, dy/dx, domain low, domain high)
 #define TANDEM_UNARY_OPS(X)                                                                                         \
   X(neg, numbers, nothing, T(-x), T(-1), -2, 2)                                                                     \
-  X(abs, numbers, input, T(x < T(0) ? -x : x), T(T(x > T(0)) - T(x < T(0))), 0.2, 2)                                \
+  X(abs, numbers, input, T(x > T(0) ? x : T(0) - x), T(T(x > T(0)) - T(x < T(0))), 0.2, 2)                                \
   X(relu, numbers, output, (x < T(0) ? T(0) : x), T(y > T(0)), 0.2, 2)                                              \
   X(exp, reals, output, std::exp(x), y, -2, 2)                                                                      \
   X(log, reals, input, std::log(x), T(1) / x, 0.2, 3)                                                               \
@@ -33,7 +34,7 @@ enum class Takes { numbers, reals };
   X(add, numbers, nothing, T(a + b), T(1), T(1), -2, 2, -2, 2)                                                      \
   X(sub, numbers, nothing, T(a - b), T(1), T(-1), -2, 2, -2, 2)                                                     \
   X(mul, numbers, input, T(a * b), b, a, -2, 2, -2, 2)                                                              \
-  X(div, reals, input, a / b, T(1) / b, -a / (b * b), -2, 2, 0.5, 2)                                                \
+  X(div, reals, input, a / b, T(1) / b, -(a / b) / b, -2, 2, 0.5, 2)                                                \
   X(maximum, numbers, input, (a > b || a != a ? a : b), (a > b ? T(1) : a == b ? T(0.5) : T(0)),                    \
     (b > a ? T(1) : a == b ? T(0.5) : T(0)), -2, 2, -2, 2)                                                          \
   X(minimum, numbers, input, (a < b || a != a ? a : b), (a < b ? T(1) : a == b ? T(0.5) : T(0)),                    \
@@ -64,12 +65,13 @@ TANDEM_HD T power(T a, T b) {
     if constexpr (T(-1) < T(0)) {
       if (b < T(0)) return a == T(1) ? T(1) : a == T(-1) ? (b % T(2) ? T(-1) : T(1)) : T(0);
     }
-    T result = 1;
+    // Unsigned, since an overflow of signed integers is undefined; it wraps as the other operations do.
+    std::uint64_t result = 1, factor = static_cast<std::uint64_t>(a);
     for (; b > T(0); b = T(b / T(2))) {
-      if (b % T(2)) result = T(result * a);
-      a = T(a * a);
+      if (b % T(2)) result *= factor;
+      factor *= factor;
     }
-    return result;
+    return static_cast<T>(result);
   } else {
     return b == T(2) ? a * a : std::pow(a, b);
   }

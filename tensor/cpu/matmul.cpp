@@ -26,7 +26,10 @@ void eigen_matmul(const View& a, const View& b, const View& c) {
   using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using ColMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
   using Stride = Eigen::OuterStride<>;
-  Eigen::setNbThreads(threads_per_device());
+#if defined(_OPENMP)
+  // A setting of the whole process: written only when it changes, since other devices' threads read it.
+  if (const int threads = threads_per_device(); Eigen::nbThreads() != threads) Eigen::setNbThreads(threads);
+#endif
   Eigen::Map<RowMajor, 0, Stride> out(c.ptr<T>(), c.shape[0], c.shape[1], Stride(layout(c).ld));
   auto multiply = [&](const auto& left) {
     const Matrix mb = layout(b);

@@ -108,6 +108,7 @@ void reduce_typed(const View& x, const View& to) {
     if (to.shape[i] == 1 && x.shape[i] != 1) reduced.add(x.shape[i], x.strides[i], 0);
     else kept.add(x.shape[i], x.strides[i], to.strides[i]);
   }
+  if (kept.count == 0) return;
   const T* source = x.ptr<T>();
   T* target = to.ptr<T>();
   const int inner_dim = reduced.dims - 1;
