@@ -137,10 +137,11 @@ Saved::Saved(const Tensor& t) : tensor_(t.defined() ? t.detach() : Tensor()) {
 
 const Tensor& Saved::get(const char* op) const {
   if (tensor_.defined())
-    check(tensor_.version() == version_, op,
-          "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
-          "out-of-place operation, or clone() before changing it",
-          tensor_.shape(), tensor_.version() - version_);
+    check(
+        tensor_.version() == version_, op,
+        "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
+        "out-of-place operation, or clone() before changing it",
+        tensor_.shape(), tensor_.version() - version_);
   return tensor_;
 }
 

@@ -110,12 +110,12 @@ class LeafNode final : public Node {
 
 /// What a tensor's autograd slot holds.
 struct Meta final : AutogradSlot {
-  bool requires_grad = false;        // of a leaf
-  std::shared_ptr<LeafNode> leaf;    // of a leaf that requires grad or did
-  std::shared_ptr<Node> grad_fn;     // of a recorded result
-  std::uint32_t output = 0;          // which output of grad_fn
-  std::uint32_t recorded_writes = 0; // of the storage when a view was recorded
-  std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
+  bool requires_grad = false;         // of a leaf
+  std::shared_ptr<LeafNode> leaf;     // of a leaf that requires grad or did
+  std::shared_ptr<Node> grad_fn;      // of a recorded result
+  std::uint32_t output = 0;           // which output of grad_fn
+  std::uint32_t recorded_writes = 0;  // of the storage when a view was recorded
+  std::shared_ptr<Tensor> retained;   // gradient kept by retain_grad
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);

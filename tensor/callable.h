@@ -16,7 +16,8 @@ class UniqueFunction<R(A...)> {
   UniqueFunction() = default;
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_r_v<R, F&, A...>)
-  UniqueFunction(F&& f) : target_(std::make_unique<Target<std::decay_t<F>>>(std::forward<F>(f))) {}
+      UniqueFunction(F&& f)
+      : target_(std::make_unique<Target<std::decay_t<F>>>(std::forward<F>(f))) {}
   R operator()(A... args) const { return target_->call(std::forward<A>(args)...); }
   explicit operator bool() const { return target_ != nullptr; }
 
@@ -43,8 +44,9 @@ class FunctionRef<R(A...)> {
  public:
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef> && std::is_invocable_r_v<R, F&, A...>)
-  FunctionRef(F&& f)
-      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))), call_([](void* object, A... args) -> R {
+      FunctionRef(F&& f)
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* object, A... args) -> R {
           return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<A>(args)...);
         }) {}
   R operator()(A... args) const { return call_(object_, std::forward<A>(args)...); }

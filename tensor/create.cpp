@@ -141,7 +141,9 @@ Tensor copy_values(const void* values, std::size_t count, DType dtype, const Sha
                    const TensorOptions& options) {
   check(shape.numel() == static_cast<int64_t>(count), "from_span", "{} values do not fill the shape {}", count, shape);
   Tensor host = empty(shape, {.dtype = dtype});
-  if (count > 0) std::copy_n(static_cast<const char*>(values), count * size_of(dtype), static_cast<char*>(host.raw_for_write().data));
+  if (count > 0)
+    std::copy_n(static_cast<const char*>(values), count * size_of(dtype),
+                static_cast<char*>(host.raw_for_write().data));
   return from_host(host, options);
 }
 

@@ -64,7 +64,8 @@ NumberFormat number_format(const Tensor& t, bool shorten) {
     largest = std::max(largest, std::abs(v));
     smallest = std::min(smallest, std::abs(v));
   });
-  f.scientific = largest > 0 && (largest / smallest > 1000.0 || largest > 1e8 || (!f.integral_reals && smallest < 1e-4));
+  f.scientific =
+      largest > 0 && (largest / smallest > 1000.0 || largest > 1e8 || (!f.integral_reals && smallest < 1e-4));
   for_each_shown(t, shorten, [&](const Tensor& x) {
     if (counts(x)) f.width = std::max(f.width, static_cast<int>(f.text(x).size()));
   });
@@ -76,7 +77,8 @@ std::string vector_text(const Tensor& t, const NumberFormat& f, bool shorten, in
   std::string text = "[";
   std::size_t entries = 0;
   for (const int64_t i : shown(t.size(0), shorten)) {
-    if (entries > 0) text += entries % per_line == 0 ? ",\n" + std::string(static_cast<std::size_t>(indent + 1), ' ') : ", ";
+    if (entries > 0)
+      text += entries % per_line == 0 ? ",\n" + std::string(static_cast<std::size_t>(indent + 1), ' ') : ", ";
     text += i < 0 ? " ..." : fmt::format("{:>{}}", f.text(t[i]), f.width);
     ++entries;
   }

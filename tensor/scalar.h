@@ -23,9 +23,12 @@ class Scalar {
   /// The value as T. A real becomes an integer as in Tensor::to: cut towards 0, saturated, and 0 for NaN.
   template <class T>
   T to() const {
-    if constexpr (std::is_same_v<T, bool>) return dtype_ == float64 ? real_ != 0 : integer_ != 0;
-    else if constexpr (std::integral<T>) return dtype_ == float64 ? saturate<T>() : static_cast<T>(integer_);
-    else return static_cast<T>(real_);
+    if constexpr (std::is_same_v<T, bool>)
+      return dtype_ == float64 ? real_ != 0 : integer_ != 0;
+    else if constexpr (std::integral<T>)
+      return dtype_ == float64 ? saturate<T>() : static_cast<T>(integer_);
+    else
+      return static_cast<T>(real_);
   }
 
  private:

@@ -49,7 +49,9 @@ constexpr auto kNothing = [](int) {};
 // waiting on one when the program ends.
 class Worker {
  public:
-  explicit Worker(Device device) : device_(device) { std::thread([this] { loop(); }).detach(); }
+  explicit Worker(Device device) : device_(device) {
+    std::thread([this] { loop(); }).detach();
+  }
   Device device() const { return device_; }
 
   void start(FunctionRef<void(int)> body, int index, bool spin) {
@@ -173,7 +175,7 @@ int threads_for([[maybe_unused]] std::int64_t n, [[maybe_unused]] std::int64_t g
 void parallel_run(std::int64_t pieces, FunctionRef<void(std::int64_t)> body) {
 #if defined(_OPENMP)
   const ThreadContext context = t_thread_context;
-#pragma omp parallel num_threads(static_cast<int>(pieces))
+#pragma omp parallel num_threads(static_cast <int>(pieces))
   {
     const ThreadContextScope scope(context);
     // OpenMP may give fewer threads than asked for; the loop keeps every piece.

@@ -22,9 +22,10 @@ void check_recordable(const char* op, const Tensor& t) {
   check(!t.is_leaf() || !t.requires_grad(), op,
         "a leaf that requires grad cannot be changed in place while recording; do it under NoGradGuard");
   const TensorImpl& impl = *t.impl();
-  check(!impl.is_view || impl.storage.use_count() == 1, op,
-        "an in-place change of a view cannot be recorded for backward; compute a new tensor instead, with cat, stack or "
-        "where");
+  check(
+      !impl.is_view || impl.storage.use_count() == 1, op,
+      "an in-place change of a view cannot be recorded for backward; compute a new tensor instead, with cat, stack or "
+      "where");
 }
 // Views that were made before are stale from here on.
 void begin_recorded_write(Tensor& t) {
@@ -74,11 +75,10 @@ Tensor& in_place(const char* name, BinaryOp op, Tensor& t, const Tensor& other, 
 
 }  // namespace
 
-#define TANDEM_IN_PLACE(op)                                                                                        \
-  Tensor& Tensor::op##_(const Tensor& other) {                                                                     \
-    return in_place(#op "_", BinaryOp::op, *this, other,                                                           \
-                    [](const Tensor& a, const Tensor& b) { return op(a, b); });                                    \
-  }                                                                                                                \
+#define TANDEM_IN_PLACE(op)                                                                                          \
+  Tensor& Tensor::op##_(const Tensor& other) {                                                                       \
+    return in_place(#op "_", BinaryOp::op, *this, other, [](const Tensor& a, const Tensor& b) { return op(a, b); }); \
+  }                                                                                                                  \
   Tensor& Tensor::op##_(Scalar other) { return op##_(autograd::scalar_tensor(other, *this)); }
 TANDEM_IN_PLACE(add)
 TANDEM_IN_PLACE(sub)

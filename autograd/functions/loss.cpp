@@ -77,8 +77,12 @@ RowLosses cross_entropy_rows(const Tensor& input, const Tensor& labels, const Cr
     }
   };
   const Tensor lse = empty_beside(logits, {rows}, logits.dtype());
-  const Kept kept{Saved(logits), Saved(labels.contiguous()), Saved(options.weight.defined() ? options.weight.contiguous() : Tensor()),
-                  Saved(lse), options.ignore_index, options.label_smoothing};
+  const Kept kept{Saved(logits),
+                  Saved(labels.contiguous()),
+                  Saved(options.weight.defined() ? options.weight.contiguous() : Tensor()),
+                  Saved(lse),
+                  options.ignore_index,
+                  options.label_smoothing};
   RowLosses y{empty_beside(logits, {rows}, logits.dtype()), empty_beside(logits, {rows}, logits.dtype())};
   const Backend& table = backend(logits.device());
   kernel("cross_entropy", table, table.cross_entropy)(kept.args(), y.losses.raw_for_write(), y.weights.raw_for_write());

@@ -144,17 +144,17 @@ DType result_type(const Tensor& a, const Tensor& b) {
 TANDEM_UNARY_OPS(X)
 #undef X
 
-#define X(op, ...)                                                                                 \
-  Tensor op(const Tensor& a, const Tensor& b) {                                                    \
-    return autograd::binary_function<pointwise::binary::op>(BinaryOp::op, #op, a, b);              \
-  }                                                                                                \
-  Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); }            \
+#define X(op, ...)                                                                      \
+  Tensor op(const Tensor& a, const Tensor& b) {                                         \
+    return autograd::binary_function<pointwise::binary::op>(BinaryOp::op, #op, a, b);   \
+  }                                                                                     \
+  Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); } \
   Tensor op(Scalar a, const Tensor& b) { return op(autograd::scalar_tensor(a, b), b); }
 TANDEM_BINARY_OPS(X)
 #undef X
 
-#define X(op, ...)                                                                                                    \
-  Tensor op(const Tensor& a, const Tensor& b) { return autograd::compare_function(CompareOp::op, #op, a, b); }        \
+#define X(op, ...)                                                                                             \
+  Tensor op(const Tensor& a, const Tensor& b) { return autograd::compare_function(CompareOp::op, #op, a, b); } \
   Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); }
 TANDEM_COMPARE_OPS(X)
 #undef X
