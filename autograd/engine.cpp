@@ -21,10 +21,10 @@ struct Contribution {
 };
 
 struct NodeState {
-  int pending = 0;                            // contributions that have not arrived
-  bool needed = true;                         // false: on no path to the inputs that were asked for
+  int pending = 0;     // contributions that have not arrived
+  bool needed = true;  // false: on no path to the inputs that were asked for
   std::vector<Contribution> contributions;
-  std::vector<std::uint32_t> slots;           // for each of the node's edges: its place in the target's contributions
+  std::vector<std::uint32_t> slots;  // for each of the node's edges: its place in the target's contributions
   std::vector<std::pair<std::uint32_t, Tensor*>> captures;  // outputs whose gradient `grad` returns
 };
 
@@ -182,9 +182,12 @@ class Run {
         }
       }
       if (stopped_.load(std::memory_order_acquire)) return;
-      if (node != nullptr) process(node);
-      else if (unfinished_.load(std::memory_order_acquire) == 0) return;
-      else wait_for_change(queue.changes, changes);
+      if (node != nullptr)
+        process(node);
+      else if (unfinished_.load(std::memory_order_acquire) == 0)
+        return;
+      else
+        wait_for_change(queue.changes, changes);
     }
   }
 
@@ -239,7 +242,7 @@ class Run {
     bool wanted = node.as_leaf() != nullptr;
     for (std::size_t i = 0; i < demands.size(); ++i) {
       Node* target = node.inputs[i].node.get();
-      if (target == nullptr) continue;
+      if (target == nullptr || (target->as_leaf() && !target->as_leaf()->alive())) continue;
       const NodeState& target_state = states_.find(target)->second;
       if (!target_state.needed) continue;
       demands[i] = target_state.contributions.size() == 1 && !restricted_ ? Demand::only : Demand::one_of_many;
@@ -255,8 +258,10 @@ class Run {
     for (std::size_t i = 0; i < demands.size(); ++i) {
       Tensor& g = gradients.inputs()[i];
       if (!g.defined()) continue;
-      if (demands[i] == Demand::none) g = Tensor();
-      else check_gradient("backward", node.name, node.inputs[i].node->meta(node.inputs[i].output), g);
+      if (demands[i] == Demand::none)
+        g = Tensor();
+      else
+        check_gradient("backward", node.name, node.inputs[i].node->meta(node.inputs[i].output), g);
     }
     return std::move(gradients.inputs());
   }
@@ -345,17 +350,22 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   check(!options.create_graph, "grad",
         "create_graph is not supported: gradients of gradients are out of this library's scope");
   for (const Tensor& input : inputs)
-    check(input.requires_grad(), "grad", "an input of shape {} does not require grad; call requires_grad_() on it first",
-          input.shape());
+    check(input.requires_grad(), "grad",
+          "an input of shape {} does not require grad; call requires_grad_() on it first", input.shape());
   Run run(options.retain_graph);
   std::vector<Tensor> results(inputs.size());
   start(run, outputs, options.grad_outputs);
   run.capture(inputs, results);
   run.run();
+  const NoGradGuard no_grad;
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check(results[i].defined() || options.allow_unused, "grad",
           "no output depends on input {} (shape {}); set allow_unused to get an undefined gradient for it", i,
           inputs[i].shape());
+  // A gradient that passed several operations unchanged is one tensor for all of them; each caller's is its own.
+  for (Tensor& g : results)
+    if (g.defined() && (g.impl().use_count() > 1 || g.impl()->storage.use_count() > 1 || !g.is_contiguous()))
+      g = g.clone();
   return results;
 }
 

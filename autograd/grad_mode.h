@@ -1,4 +1,5 @@
-// Whether operations are recorded for backward: a setting of each thread, carried into workers by whoever starts them.
+// Whether operations are recorded for backward: a setting of each thread, carried into the
+// threads that parallel_for and run_on_devices use.
 #pragma once
 
 namespace tandem {

@@ -4,15 +4,13 @@
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tensor/thread_context.h>
 
 namespace tandem {
-namespace {
-thread_local bool t_grad_enabled = true;
-}  // namespace
 
-bool grad_enabled() { return t_grad_enabled; }
-GradModeGuard::GradModeGuard(bool enabled) : previous_(t_grad_enabled) { t_grad_enabled = enabled; }
-GradModeGuard::~GradModeGuard() { t_grad_enabled = previous_; }
+bool grad_enabled() { return t_thread_context.record_gradients; }
+GradModeGuard::GradModeGuard(bool enabled) : previous_(grad_enabled()) { t_thread_context.record_gradients = enabled; }
+GradModeGuard::~GradModeGuard() { t_thread_context.record_gradients = previous_; }
 
 namespace autograd {
 namespace {
@@ -49,12 +47,12 @@ TensorMeta Node::meta(std::uint32_t output) const {
 
 LeafNode::LeafNode(std::weak_ptr<TensorImpl> owner) : Node("leaf"), owner_(std::move(owner)) {
   sequence = 0;
-  outputs.resize(1);
+  outputs.push_back(leaf_meta());
 }
 
 TensorMeta LeafNode::leaf_meta() const {
   const auto owner = owner_.lock();
-  if (!owner) return {};
+  if (!owner) return outputs.empty() ? TensorMeta() : outputs.front();
   return {owner->shape, owner->dtype, owner->storage->device()};
 }
 
@@ -139,10 +137,11 @@ Saved::Saved(const Tensor& t) : tensor_(t.defined() ? t.detach() : Tensor()) {
 
 const Tensor& Saved::get(const char* op) const {
   if (tensor_.defined())
-    check(tensor_.version() == version_, op,
-          "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
-          "out-of-place operation, or clone() before changing it",
-          tensor_.shape(), tensor_.version() - version_);
+    check(
+        tensor_.version() == version_, op,
+        "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
+        "out-of-place operation, or clone() before changing it",
+        tensor_.shape(), tensor_.version() - version_);
   return tensor_;
 }
 
@@ -173,6 +172,7 @@ void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, 
   for (std::uint32_t i = 0; i < outputs.size(); ++i) {
     Tensor& t = *outputs[i];
     node->outputs.push_back({t.shape(), t.dtype(), t.device()});
+    if (!is_floating(t.dtype())) continue;  // a Function may also return indices, which have no gradient
     Meta& meta = ensure_meta(t);
     meta.grad_fn = node;
     meta.output = i;

@@ -92,6 +92,8 @@ class LeafNode final : public Node {
   void release() override {}
   LeafNode* as_leaf() override { return this; }
   TensorMeta leaf_meta() const;
+  /// False once the leaf tensor is destroyed: its gradient would be seen by nobody.
+  bool alive() const { return !owner_.expired(); }
   Tensor grad();
   void set_grad(Tensor gradient);
   /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
@@ -108,12 +110,12 @@ class LeafNode final : public Node {
 
 /// What a tensor's autograd slot holds.
 struct Meta final : AutogradSlot {
-  bool requires_grad = false;        // of a leaf
-  std::shared_ptr<LeafNode> leaf;    // of a leaf that requires grad or did
-  std::shared_ptr<Node> grad_fn;     // of a recorded result
-  std::uint32_t output = 0;          // which output of grad_fn
-  std::uint32_t recorded_writes = 0; // of the storage when a view was recorded
-  std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
+  bool requires_grad = false;         // of a leaf
+  std::shared_ptr<LeafNode> leaf;     // of a leaf that requires grad or did
+  std::shared_ptr<Node> grad_fn;      // of a recorded result
+  std::uint32_t output = 0;           // which output of grad_fn
+  std::uint32_t recorded_writes = 0;  // of the storage when a view was recorded
+  std::shared_ptr<Tensor> retained;   // gradient kept by retain_grad
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include <tandem/tensor/backend.h>
 
@@ -67,9 +67,14 @@ Tensor arange(Scalar start, Scalar end, Scalar step, const TensorOptions& option
   check(step.real() != 0, "arange", "step is 0; give a step that leads from {} to {}", start.real(), end.real());
   const bool real = start.dtype() == float64 || end.dtype() == float64 || step.dtype() == float64;
   const double span = (end.real() - start.real()) / step.real();
-  check(span >= 0, "arange", "step {} does not lead from {} to {}", step.real(), start.real(), end.real());
-  check(span < 9e15, "arange", "there are too many numbers from {} to {}", start.real(), end.real());
-  const auto count = static_cast<int64_t>(std::ceil(span));
+  check(span >= 0, "arange", "step {} does not lead from {} to {}; change its sign", step.real(), start.real(),
+        end.real());
+  check(span < 9e15, "arange", "there are too many numbers from {} to {}; use a larger step", start.real(), end.real());
+  auto count = static_cast<int64_t>(std::ceil(span));
+  if (!real) {  // exactly, also where a double cannot hold the ends
+    const int64_t by = step.to<int64_t>(), distance = end.to<int64_t>() - start.to<int64_t>();
+    count = distance / by + (distance % by != 0);
+  }
   Tensor host = empty({count}, {.dtype = real ? float64 : int64});
   if (real) {
     double* p = host.data<double>();
@@ -136,7 +141,9 @@ Tensor copy_values(const void* values, std::size_t count, DType dtype, const Sha
                    const TensorOptions& options) {
   check(shape.numel() == static_cast<int64_t>(count), "from_span", "{} values do not fill the shape {}", count, shape);
   Tensor host = empty(shape, {.dtype = dtype});
-  if (count > 0) std::copy_n(static_cast<const char*>(values), count * size_of(dtype), static_cast<char*>(host.raw_for_write().data));
+  if (count > 0)
+    std::copy_n(static_cast<const char*>(values), count * size_of(dtype),
+                static_cast<char*>(host.raw_for_write().data));
   return from_host(host, options);
 }
 
@@ -149,7 +156,16 @@ Tensor randn(const Shape& shape, const TensorOptions& options) {
   return random("randn", RandomKind::normal, 0, 1, shape, options, float32);
 }
 Tensor randint(int64_t low, int64_t high, const Shape& shape, const TensorOptions& options) {
-  check(low < high, "randint", "there is no integer from {} (inclusive) to {} (exclusive)", low, high);
+  check(low < high, "randint", "there is no integer from {} (inclusive) to {} (exclusive); give low < high", low, high);
+  constexpr int64_t kLimit = int64_t{1} << 53;
+  check(low >= -kLimit && high <= kLimit, "randint", "{} to {} is out of range; give bounds within 2^53", low, high);
+  const DType dtype = options.dtype.value_or(int64);
+  if (dtype == uint8 || dtype == int32) {
+    const int64_t least = dtype == uint8 ? 0 : std::numeric_limits<std::int32_t>::min();
+    const int64_t most = dtype == uint8 ? 255 : std::numeric_limits<std::int32_t>::max();
+    check(low >= least && high - 1 <= most, "randint", "{} does not hold all integers from {} to {}; use int64", dtype,
+          low, high - 1);
+  }
   return random("randint", RandomKind::integers, static_cast<double>(low), static_cast<double>(high), shape, options,
                 int64);
 }

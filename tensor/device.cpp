@@ -54,10 +54,12 @@ void set_cpu_device_count(int count) {
 
 void check_exists(std::string_view op, Device device) {
   const int count = device_count(device.type());
+  check(device.index() >= 0, op, "{} does not exist: a device number starts at 0", device);
   if (device.index() < count) return;
   if (device.is_cuda())
     fail(op, "{} does not exist: this build of Tandem sees {} CUDA devices; use \"cpu\"", device, count);
-  fail(op, "{} does not exist: there are {} virtual CPU devices; set TANDEM_CPU_DEVICES or call set_cpu_device_count({})",
+  fail(op,
+       "{} does not exist: there are {} virtual CPU devices; set TANDEM_CPU_DEVICES or call set_cpu_device_count({})",
        device, count, device.index() + 1);
 }
 

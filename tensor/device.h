@@ -16,7 +16,7 @@ enum class DeviceType : std::uint8_t { cpu, cuda };
 class Device {
  public:
   constexpr Device() = default;
-  constexpr Device(DeviceType type, int index = 0) : type_(type), index_(static_cast<std::int16_t>(index)) {}
+  constexpr Device(DeviceType type, int index = 0) : type_(type), index_(index) {}
   /// Reads "cpu", "cpu:1", "cuda" or "cuda:0"; throws Error on anything else. Whether the device exists is checked
   /// when something is put on it.
   Device(std::string_view text);
@@ -31,7 +31,7 @@ class Device {
 
  private:
   DeviceType type_ = DeviceType::cpu;
-  std::int16_t index_ = 0;
+  int index_ = 0;
 };
 
 /// One entry of a device list: a device, or an index whose type is taken from the model it is used with.
@@ -71,7 +71,8 @@ class DeviceIds {
 /// Number of devices of a type. CPU devices are virtual: TANDEM_CPU_DEVICES or set_cpu_device_count says how many
 /// (default 1).
 int device_count(DeviceType type);
-/// Sets the number of virtual CPU devices, 1 to 64. Tensors on a device that no longer exists stay usable.
+/// Sets the number of virtual CPU devices, 1 to 64. Lower it only when no tensor on the devices that go away is used
+/// any more: an operation on one is an error.
 void set_cpu_device_count(int count);
 /// Throws Error unless the device exists.
 void check_exists(std::string_view op, Device device);

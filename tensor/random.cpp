@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include <tandem/tensor/error.h>
+#include <tandem/tensor/thread_context.h>
 
 namespace tandem {
 namespace {
@@ -16,7 +17,6 @@ Streams& streams() {
   static Streams s;
   return s;
 }
-thread_local int t_stream = 0;
 thread_local PhiloxKey* t_scope = nullptr;
 
 }  // namespace
@@ -45,17 +45,17 @@ PhiloxKey draw(std::uint64_t blocks) {
     t_scope->block += blocks;
     return start;
   }
-  const auto stream = static_cast<std::size_t>(t_stream);
+  const auto stream = static_cast<std::size_t>(t_thread_context.random_stream);
   return {streams().seed, stream, streams().positions[stream].fetch_add(blocks)};
 }
 
-RandomStream::RandomStream(int stream) : previous_(t_stream) {
+RandomStream::RandomStream(int stream) : previous_(t_thread_context.random_stream) {
   check(stream >= 0 && stream < kMaxStreams, "RandomStream", "stream {} is out of range; give 0 to {}", stream,
         kMaxStreams - 1);
-  t_stream = stream;
+  t_thread_context.random_stream = stream;
 }
-RandomStream::~RandomStream() { t_stream = previous_; }
-int RandomStream::current() { return t_stream; }
+RandomStream::~RandomStream() { t_thread_context.random_stream = previous_; }
+int RandomStream::current() { return t_thread_context.random_stream; }
 
 RandomScope::RandomScope(const PhiloxKey& start) : key_(start), previous_(t_scope) { t_scope = &key_; }
 RandomScope::~RandomScope() { t_scope = previous_; }

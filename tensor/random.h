@@ -1,4 +1,5 @@
-// Random numbers: counter-based (Philox 4x32-10), so that element i of a draw depends on seed, stream and position only.
+// Random numbers: counter-based (Philox 4x32-10), so that element i of a draw depends on seed, stream and position
+// only.
 #pragma once
 #include <cstdint>
 #include <vector>

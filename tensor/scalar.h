@@ -2,6 +2,8 @@
 #pragma once
 #include <concepts>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include <tandem/tensor/dtype.h>
 
@@ -18,14 +20,27 @@ class Scalar {
   /// float64, int64 or bool.
   DType dtype() const { return dtype_; }
   double real() const { return real_; }
-  /// The value as T; a real is truncated for an integer T.
+  /// The value as T. A real becomes an integer as in Tensor::to: cut towards 0, saturated, and 0 for NaN.
   template <class T>
   T to() const {
-    if constexpr (std::integral<T>) return dtype_ == float64 ? static_cast<T>(real_) : static_cast<T>(integer_);
-    else return static_cast<T>(real_);
+    if constexpr (std::is_same_v<T, bool>)
+      return dtype_ == float64 ? real_ != 0 : integer_ != 0;
+    else if constexpr (std::integral<T>)
+      return dtype_ == float64 ? saturate<T>() : static_cast<T>(integer_);
+    else
+      return static_cast<T>(real_);
   }
 
  private:
+  template <class T>
+  T saturate() const {
+    using Limits = std::numeric_limits<T>;
+    if (real_ != real_) return T(0);
+    if (real_ <= static_cast<double>(Limits::min())) return Limits::min();
+    if (real_ >= static_cast<double>(Limits::max())) return Limits::max();
+    return static_cast<T>(real_);
+  }
+
   double real_ = 0;
   std::int64_t integer_ = 0;
   DType dtype_;

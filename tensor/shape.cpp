@@ -45,7 +45,8 @@ Shape contiguous_strides(const Shape& shape) {
   int64_t stride = 1;
   for (int i = shape.dim() - 1; i >= 0; --i) {
     strides[i] = stride;
-    stride *= std::max<int64_t>(shape[i], 1);
+    // With a size of 0 the product of the others may overflow; such strides are never used.
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) stride = 1;
   }
   return strides;
 }

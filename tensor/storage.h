@@ -43,9 +43,9 @@ class Storage {
 
 /// Memory of a device held by the caching allocator, in bytes.
 struct MemoryStats {
-  std::size_t in_use = 0;   // handed out now
-  std::size_t peak = 0;     // the most ever handed out since the last reset
-  std::size_t reserved = 0; // taken from the system: in use and cached
+  std::size_t in_use = 0;    // handed out now
+  std::size_t peak = 0;      // the most ever handed out since the last reset
+  std::size_t reserved = 0;  // taken from the system: in use and cached
 };
 MemoryStats memory_stats(Device device = {});
 void reset_peak_memory(Device device = {});

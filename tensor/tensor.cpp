@@ -4,12 +4,10 @@
 
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/thread_context.h>
 
 namespace tandem {
 namespace {
-
-thread_local const void* t_replica_owner = nullptr;
-thread_local int t_replica_index = 0;
 
 bool is_dense(const Shape& shape, const Shape& strides) {
   int64_t stride = 1;
@@ -20,25 +18,43 @@ bool is_dense(const Shape& shape, const Shape& strides) {
   return true;
 }
 
+// Throws Error unless every element lies in the storage.
+void check_inside(const TensorImpl& t) {
+  int64_t first = t.offset, last = t.offset;
+  bool overflow = false;
+  for (int i = 0; i < t.shape.dim(); ++i) {
+    if (t.shape[i] == 0) return;
+    int64_t step = 0;
+    overflow |= __builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step);
+    int64_t& end = step < 0 ? first : last;
+    overflow |= __builtin_add_overflow(end, step, &end);
+  }
+  const auto count = static_cast<int64_t>(t.storage->bytes() / size_of(t.dtype));
+  check(!overflow && first >= 0 && last < count, "make_view",
+        "shape {} with strides {} from element {} on reaches beyond its memory of {} elements", t.shape, t.strides,
+        t.offset, count);
+}
+
 }  // namespace
 
 ReplicaScope::ReplicaScope(const void* owner, int index)
-    : previous_owner_(t_replica_owner), previous_index_(t_replica_index) {
-  t_replica_owner = owner;
-  t_replica_index = index;
+    : previous_owner_(t_thread_context.replica_owner), previous_index_(t_thread_context.replica) {
+  t_thread_context.replica_owner = owner;
+  t_thread_context.replica = index;
 }
 ReplicaScope::~ReplicaScope() {
-  t_replica_owner = previous_owner_;
-  t_replica_index = previous_index_;
+  t_thread_context.replica_owner = previous_owner_;
+  t_thread_context.replica = previous_index_;
 }
-const void* ReplicaScope::owner() { return t_replica_owner; }
-int ReplicaScope::index() { return t_replica_index; }
+const void* ReplicaScope::owner() { return t_thread_context.replica_owner; }
+int ReplicaScope::index() { return t_thread_context.replica; }
 
 const std::shared_ptr<TensorImpl>& Tensor::impl() const {
   check(impl_ != nullptr, "Tensor", "an undefined tensor was used; assign a value to it first");
   // The one place where a parameter becomes the calling replica's.
-  if (t_replica_owner != nullptr && impl_->replicas && impl_->replicas->owner == t_replica_owner)
-    return impl_->replicas->replicas[static_cast<std::size_t>(t_replica_index)];
+  const ThreadContext& context = t_thread_context;
+  if (context.replica_owner != nullptr && impl_->replicas && impl_->replicas->owner == context.replica_owner)
+    return impl_->replicas->replicas[static_cast<std::size_t>(context.replica)];
   return impl_;
 }
 
@@ -127,6 +143,7 @@ Tensor make_view(std::shared_ptr<Storage> storage, int64_t offset, const Shape& 
   impl->strides = strides;
   impl->dtype = dtype;
   impl->contiguous = is_dense(shape, strides);
+  check_inside(*impl);
   return Tensor(std::move(impl));
 }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <tandem/tensor/thread_context.h>
+
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -50,10 +52,13 @@ constexpr auto kNothing = [](int) {};
 // waiting on one when the program ends.
 class Worker {
  public:
-  explicit Worker(Device device) : device_(device) { std::thread([this] { loop(); }).detach(); }
+  explicit Worker(Device device) : device_(device) {
+    std::thread([this] { loop(); }).detach();
+  }
   Device device() const { return device_; }
 
   void start(FunctionRef<void(int)> body, int index, bool spin) {
+    context_ = t_thread_context;
     body_ = body;
     index_ = index;
     spin_.store(spin, std::memory_order_relaxed);
@@ -71,6 +76,7 @@ class Worker {
     for (std::uint32_t job = 0;; ++job) {
       wait_for_change(started_, job, spin_.load(std::memory_order_relaxed));
       try {
+        const ThreadContextScope scope(context_);
         body_(index_);
       } catch (...) {
         error_ = std::current_exception();
@@ -81,6 +87,7 @@ class Worker {
   }
 
   Device device_;
+  ThreadContext context_;
   FunctionRef<void(int)> body_ = kNothing;
   int index_ = 0;
   std::exception_ptr error_;
@@ -143,10 +150,9 @@ void run_on_devices(std::span<const Device> devices, FunctionRef<void(int)> body
   std::vector<Worker*> workers;
   workers.reserve(devices.size() - 1);
   const bool spin = static_cast<int>(devices.size()) <= available_cores();
-  for (std::size_t i = 1; i < devices.size(); ++i) {
-    workers.push_back(worker_pool().take(devices[i]));
-    workers.back()->start(body, static_cast<int>(i), spin);
-  }
+  // All are taken before the first starts: making a thread may fail, and none may then be running the body.
+  for (const Device& device : devices.subspan(1)) workers.push_back(worker_pool().take(device));
+  for (std::size_t i = 0; i < workers.size(); ++i) workers[i]->start(body, static_cast<int>(i) + 1, spin);
   std::exception_ptr first;
   try {
     body(0);
@@ -176,9 +182,13 @@ int threads_for([[maybe_unused]] std::int64_t n, [[maybe_unused]] std::int64_t g
 
 void parallel_run(std::int64_t pieces, FunctionRef<void(std::int64_t)> body) {
 #if defined(_OPENMP)
-#pragma omp parallel num_threads(static_cast<int>(pieces))
-  // OpenMP may give fewer threads than asked for; the loop keeps every piece.
-  for (std::int64_t piece = omp_get_thread_num(); piece < pieces; piece += omp_get_num_threads()) body(piece);
+  const ThreadContext context = t_thread_context;
+#pragma omp parallel num_threads(static_cast <int>(pieces))
+  {
+    const ThreadContextScope scope(context);
+    // OpenMP may give fewer threads than asked for; the loop keeps every piece.
+    for (std::int64_t piece = omp_get_thread_num(); piece < pieces; piece += omp_get_num_threads()) body(piece);
+  }
 #else
   for (std::int64_t piece = 0; piece < pieces; ++piece) body(piece);
 #endif

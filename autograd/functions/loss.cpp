@@ -31,6 +31,7 @@ Tensor softmax_along(bool log, const Tensor& x, int64_t dim) {
   const int d = wrap_dim(name, dim, x.dim());
   if (x.numel() == 0) return x.clone();
   if (x.dim() == 0) return softmax_last(log, x.view({1})).view({});
+  if (d == x.dim() - 1) return softmax_last(log, x);
   return softmax_last(log, x.transpose(d, -1)).transpose(d, -1);
 }
 
@@ -76,8 +77,12 @@ RowLosses cross_entropy_rows(const Tensor& input, const Tensor& labels, const Cr
     }
   };
   const Tensor lse = empty_beside(logits, {rows}, logits.dtype());
-  const Kept kept{Saved(logits), Saved(labels.contiguous()), Saved(options.weight.defined() ? options.weight.contiguous() : Tensor()),
-                  Saved(lse), options.ignore_index, options.label_smoothing};
+  const Kept kept{Saved(logits),
+                  Saved(labels.contiguous()),
+                  Saved(options.weight.defined() ? options.weight.contiguous() : Tensor()),
+                  Saved(lse),
+                  options.ignore_index,
+                  options.label_smoothing};
   RowLosses y{empty_beside(logits, {rows}, logits.dtype()), empty_beside(logits, {rows}, logits.dtype())};
   const Backend& table = backend(logits.device());
   kernel("cross_entropy", table, table.cross_entropy)(kept.args(), y.losses.raw_for_write(), y.weights.raw_for_write());
@@ -103,7 +108,8 @@ RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const 
   Tensor weights = kept.to(log_probabilities.dtype());
   if (options.weight.defined()) weights = weights * index_select(options.weight, 0, safe);
   if (host.empty()) return {sum(log_probabilities, 1), weights};
-  return {-gather(log_probabilities, 1, safe.unsqueeze(1)).squeeze(1) * weights, weights};
+  const Tensor losses = -gather(log_probabilities, 1, safe.unsqueeze(1)).squeeze(1) * weights;
+  return {where(kept, losses, zeros_like(losses)), weights};  // an infinity in an ignored row must not reach the sum
 }
 
 // The mean of a part without weight is 0, and so is its gradient.

@@ -34,8 +34,10 @@ Tensor matmul_2d(const Tensor& a, const Tensor& b) {
              for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
                if (!g.wanted(i)) continue;
                Tensor d = g.memory_for(i);
-               if (i == 0) matmul_into(g[0], sb.get("matmul").t(), d);
-               else matmul_into(sa.get("matmul").t(), g[0], d);
+               if (i == 0)
+                 matmul_into(g[0], sb.get("matmul").t(), d);
+               else
+                 matmul_into(sa.get("matmul").t(), g[0], d);
                g.set(i, std::move(d));
              }
            });
@@ -47,7 +49,7 @@ Tensor expand_batch(const Tensor& x, const Shape& batch) {
   Shape shape = batch;
   shape.push_back(x.size(-2));
   shape.push_back(x.size(-1));
-  return x.expand(shape).reshape({-1, x.size(-2), x.size(-1)});
+  return x.expand(shape).reshape({batch.numel(), x.size(-2), x.size(-1)});
 }
 
 Tensor matmul_batched(const Tensor& a, const Tensor& b) {
@@ -86,8 +88,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   check(a.dtype() == b.dtype(), "matmul", "a is {}, b is {}; convert one with .to()", a.dtype(), b.dtype());
   autograd::check_real("matmul", a);
   const int64_t inner_a = a.size(-1), inner_b = b.size(b.dim() == 1 ? 0 : -2);
-  check(inner_a == inner_b, "matmul", "the inner sizes differ, {} and {}: a is {}, b is {}", inner_a, inner_b, a.shape(),
-        b.shape());
+  check(inner_a == inner_b, "matmul", "the inner sizes differ, {} and {}: a is {}, b is {}", inner_a, inner_b,
+        a.shape(), b.shape());
   if (a.dim() == 1 && b.dim() == 1) return matmul(a.unsqueeze(0), b.unsqueeze(1)).view({});
   if (a.dim() == 1) return matmul(a.unsqueeze(0), b).squeeze(-2);
   if (b.dim() == 1) return matmul(a, b.unsqueeze(1)).squeeze(-1);
@@ -99,18 +101,21 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
   common_device("linear", {&x, &w, &bias});
   check(w.dim() == 2, "linear", "the weight must be {{out, in}}, but it is {}", w.shape());
   check(x.dim() >= 1 && x.size(-1) == w.size(1), "linear",
-        "the last size of the input must be the weight's {}: input is {}, weight is {}", w.size(1), x.shape(), w.shape());
-  check(x.dtype() == w.dtype() && (!bias.defined() || bias.dtype() == w.dtype()), "linear",
-        "input is {}, weight is {}{}; convert with .to()", x.dtype(), w.dtype(),
-        bias.defined() ? fmt::format(", bias is {}", bias.dtype()) : "");
+        "the last size of the input must be the weight's {}: input is {}, weight is {}", w.size(1), x.shape(),
+        w.shape());
+  check(x.dtype() == w.dtype(), "linear", "input is {}, weight is {}; convert one with .to()", x.dtype(), w.dtype());
+  check(!bias.defined() || bias.dtype() == w.dtype(), "linear", "weight is {}, bias is {}; convert one with .to()",
+        w.dtype(), bias.defined() ? bias.dtype() : w.dtype());
   if (bias.defined())
     check(bias.dim() == 1 && bias.size(0) == w.size(0), "linear", "the bias must be {{{}}}, but it is {}", w.size(0),
           bias.shape());
   autograd::check_real("linear", x);
   if (x.dim() != 2) {
     Shape shape = x.shape();
-    shape[shape.dim() - 1] = w.size(0);
-    return linear(x.reshape({shape.numel() / std::max<int64_t>(1, w.size(0)) , x.size(-1)}), w, bias, relu).view(shape);
+    shape.erase(shape.dim() - 1);
+    const int64_t rows = shape.numel();
+    shape.push_back(w.size(0));
+    return linear(x.reshape({rows, x.size(-1)}), w, bias, relu).view(shape);
   }
   const Tensor rows = with_unit_stride(x), weight = with_unit_stride(w);
   const Tensor offset = bias.defined() ? bias.contiguous() : bias;
@@ -127,8 +132,9 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
                const Tensor gradient = dz;
                if (sy.defined()) dz = empty_like(gradient);
                Tensor db = g.wanted(2) ? g.memory_for(2) : empty_beside(dz, {out}, dz.dtype());
-               backend(dz.device()).bias_relu_grad(gradient.raw(), sy.defined() ? sy.get("linear").raw() : View(),
-                                                   sy.defined() ? dz.raw_for_write() : View(), db.raw_for_write());
+               backend(dz.device())
+                   .bias_relu_grad(gradient.raw(), sy.defined() ? sy.get("linear").raw() : View(),
+                                   sy.defined() ? dz.raw_for_write() : View(), db.raw_for_write());
                if (g.wanted(2)) g.set(2, std::move(db));
              }
              if (g.wanted(1)) {

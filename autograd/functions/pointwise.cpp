@@ -26,8 +26,6 @@ Tensor sum_to(const Tensor& gradient, const Shape& shape) {
 
 namespace {
 
-int kind(DType d) { return d == boolean ? 0 : is_integral(d) ? 1 : 2; }
-
 DType operand_type(DType dtype, Takes takes, const char* op) {
   check(dtype != boolean, op, "is not defined on bool; convert with .to(float32) or .to(int64)");
   return takes == Takes::reals && is_integral(dtype) ? float32 : dtype;
@@ -146,17 +144,17 @@ DType result_type(const Tensor& a, const Tensor& b) {
 TANDEM_UNARY_OPS(X)
 #undef X
 
-#define X(op, ...)                                                                                 \
-  Tensor op(const Tensor& a, const Tensor& b) {                                                    \
-    return autograd::binary_function<pointwise::binary::op>(BinaryOp::op, #op, a, b);              \
-  }                                                                                                \
-  Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); }            \
+#define X(op, ...)                                                                      \
+  Tensor op(const Tensor& a, const Tensor& b) {                                         \
+    return autograd::binary_function<pointwise::binary::op>(BinaryOp::op, #op, a, b);   \
+  }                                                                                     \
+  Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); } \
   Tensor op(Scalar a, const Tensor& b) { return op(autograd::scalar_tensor(a, b), b); }
 TANDEM_BINARY_OPS(X)
 #undef X
 
-#define X(op, ...)                                                                                                    \
-  Tensor op(const Tensor& a, const Tensor& b) { return autograd::compare_function(CompareOp::op, #op, a, b); }        \
+#define X(op, ...)                                                                                             \
+  Tensor op(const Tensor& a, const Tensor& b) { return autograd::compare_function(CompareOp::op, #op, a, b); } \
   Tensor op(const Tensor& a, Scalar b) { return op(a, autograd::scalar_tensor(b, a)); }
 TANDEM_COMPARE_OPS(X)
 #undef X

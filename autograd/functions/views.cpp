@@ -16,8 +16,7 @@ Tensor view_of(const char* name, const Tensor& x, const Shape& shape, const Shap
   const auto& impl = x.impl();
   Tensor y = make_view(impl->storage, impl->offset + offset, shape, strides, impl->dtype);
   y.impl()->is_view = true;
-  if (needs_grad(x))
-    record(name, {&x}, y, [back](Gradients& g) { g.set(0, back(g[0])); });
+  if (needs_grad(x)) record(name, {&x}, y, [back](Gradients& g) { g.set(0, back(g[0])); });
   return y;
 }
 
@@ -55,7 +54,8 @@ Shape complete_shape(std::string_view op, const Shape& wanted, int64_t numel) {
   int unknown = -1;
   int64_t known = 1;
   for (int i = 0; i < shape.dim(); ++i) {
-    check(shape[i] >= -1, op, "size {} in {} is negative; only -1 is allowed, for one size to be found", shape[i], wanted);
+    check(shape[i] >= -1, op, "size {} in {} is negative; only -1 is allowed, for one size to be found", shape[i],
+          wanted);
     if (shape[i] != -1) {
       known *= shape[i];
       continue;
@@ -73,8 +73,10 @@ Shape complete_shape(std::string_view op, const Shape& wanted, int64_t numel) {
 
 std::optional<Tensor> try_view(const char* op, const Tensor& x, const Shape& shape) {
   std::optional<Shape> strides;
-  if (x.is_contiguous() || x.numel() == 0) strides = contiguous_strides(shape);
-  else strides = viewed_strides(x.shape(), x.strides(), shape);
+  if (x.is_contiguous() || x.numel() == 0)
+    strides = contiguous_strides(shape);
+  else
+    strides = viewed_strides(x.shape(), x.strides(), shape);
   if (!strides) return std::nullopt;
   return view_of(op, x, shape, *strides, 0, [from = x.shape()](const Tensor& g) { return g.reshape(from); });
 }
@@ -156,8 +158,8 @@ Tensor Tensor::slice(int64_t dim, int64_t start, int64_t end, int64_t step) cons
   auto bound = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
   const int64_t from = bound(start), to = std::max(from, bound(end));
   Shape part = shape(), part_strides = strides();
-  part[d] = (to - from + step - 1) / step;
-  part_strides[d] *= step;
+  part[d] = (to - from) / step + ((to - from) % step != 0);
+  if (part[d] > 1) part_strides[d] *= step;
   return view_of("slice", *this, part, part_strides, from * strides()[d],
                  [full = shape(), d, from, to, step](const Tensor& g) {
                    Tensor whole = zeros(full, {.dtype = g.dtype(), .device = g.device()});
@@ -170,8 +172,8 @@ Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
   check(this->dim() > 0, "narrow", "a single number cannot be narrowed");
   const int d = wrap_dim("narrow", dim, this->dim());
   const int64_t size = shape()[d], from = start < 0 ? start + size : start;
-  check(from >= 0 && length >= 0 && from + length <= size, "narrow",
-        "elements {} to {} are out of range: dimension {} of {} has {}", from, from + length, d, shape(), size);
+  check(from >= 0 && length >= 0 && from <= size && length <= size - from, "narrow",
+        "{} elements from {} on are out of range: dimension {} of {} has {}", length, start, d, shape(), size);
   return slice(d, from, from + length);
 }
 
@@ -179,8 +181,8 @@ Tensor Tensor::select(int64_t dim, int64_t index) const {
   check(this->dim() > 0, "select", "a single number has no dimension to select from");
   const int d = wrap_dim("select", dim, this->dim());
   const int64_t size = shape()[d], at = index < 0 ? index + size : index;
-  check(at >= 0 && at < size, "select", "index {} is out of range: dimension {} of {} has {} elements", index, d, shape(),
-        size);
+  check(at >= 0 && at < size, "select", "index {} is out of range: dimension {} of {} has {} elements", index, d,
+        shape(), size);
   Shape part = shape(), part_strides = strides();
   part.erase(d);
   part_strides.erase(d);
@@ -240,7 +242,8 @@ std::vector<Tensor> Tensor::split(const std::vector<int64_t>& sizes, int64_t dim
     check(size >= 0, "split", "size {} is negative", size);
     start += size;
   }
-  check(start == size(dim), "split", "the sizes sum to {}, but dimension {} of {} has {}", start, dim, shape(), size(dim));
+  check(start == size(dim), "split", "the sizes sum to {}, but dimension {} of {} has {}", start, dim, shape(),
+        size(dim));
   std::vector<Tensor> parts;
   start = 0;
   for (const int64_t size : sizes) {

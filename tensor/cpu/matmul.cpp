@@ -26,7 +26,10 @@ void eigen_matmul(const View& a, const View& b, const View& c) {
   using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using ColMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
   using Stride = Eigen::OuterStride<>;
-  Eigen::setNbThreads(threads_per_device());
+#if defined(_OPENMP)
+  // A setting of the whole process: written only when it changes, since other devices' threads read it.
+  if (const int threads = threads_per_device(); Eigen::nbThreads() != threads) Eigen::setNbThreads(threads);
+#endif
   Eigen::Map<RowMajor, 0, Stride> out(c.ptr<T>(), c.shape[0], c.shape[1], Stride(layout(c).ld));
   auto multiply = [&](const auto& left) {
     const Matrix mb = layout(b);
@@ -37,8 +40,10 @@ void eigen_matmul(const View& a, const View& b, const View& c) {
     }
   };
   const Matrix ma = layout(a);
-  if (ma.transposed) multiply(Eigen::Map<const ColMajor, 0, Stride>(a.ptr<T>(), a.shape[0], a.shape[1], Stride(ma.ld)));
-  else multiply(Eigen::Map<const RowMajor, 0, Stride>(a.ptr<T>(), a.shape[0], a.shape[1], Stride(ma.ld)));
+  if (ma.transposed)
+    multiply(Eigen::Map<const ColMajor, 0, Stride>(a.ptr<T>(), a.shape[0], a.shape[1], Stride(ma.ld)));
+  else
+    multiply(Eigen::Map<const RowMajor, 0, Stride>(a.ptr<T>(), a.shape[0], a.shape[1], Stride(ma.ld)));
 }
 
 template <class T>
@@ -85,8 +90,8 @@ void matmul(const View& a, const View& b, const View& c) {
   if (a.shape[1] == 0) return fill(c, 0);
   if (kHasOneDnn && c.dtype == float32) {
     const Matrix ma = layout(a), mb = layout(b);
-    onednn::sgemm(ma.transposed, mb.transposed, c.shape[0], c.shape[1], a.shape[1], a.ptr<float>(), ma.ld, b.ptr<float>(),
-                  mb.ld, c.ptr<float>(), layout(c).ld);
+    onednn::sgemm(ma.transposed, mb.transposed, c.shape[0], c.shape[1], a.shape[1], a.ptr<float>(), ma.ld,
+                  b.ptr<float>(), mb.ld, c.ptr<float>(), layout(c).ld);
     return;
   }
   dispatch_real("matmul", c.dtype, [&]<class T>() { eigen_matmul<T>(a, b, c); });
@@ -95,8 +100,8 @@ void matmul(const View& a, const View& b, const View& c) {
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y) {
   // The matmul primitive with its post-operations wins from 32 rows on, sgemm and a pass over the rows below.
   constexpr std::int64_t kPrimitiveRows = 32;
-  if (kHasOneDnn && y.dtype == float32 && y.shape[0] >= kPrimitiveRows && y.shape[1] > 0 && w.shape[1] > 0 && x.contiguous() &&
-      w.contiguous()) {
+  if (kHasOneDnn && y.dtype == float32 && y.shape[0] >= kPrimitiveRows && y.shape[1] > 0 && w.shape[1] > 0 &&
+      x.contiguous() && w.contiguous()) {
     onednn::linear(y.shape[0], w.shape[1], y.shape[1], x.ptr<float>(), w.ptr<float>(), bias.ptr<float>(), relu,
                    y.ptr<float>());
     return;
@@ -129,7 +134,8 @@ void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db
                      if (y.data != nullptr)
                        bias_relu_grad_columns<T, true>(rows, n, gp, y.ptr<T>() + j, dz.ptr<T>() + j, columns,
                                                        db.ptr<T>() + j);
-                     else bias_relu_grad_columns<T, false>(rows, n, gp, nullptr, nullptr, columns, db.ptr<T>() + j);
+                     else
+                       bias_relu_grad_columns<T, false>(rows, n, gp, nullptr, nullptr, columns, db.ptr<T>() + j);
                    }
                  });
   });

@@ -21,20 +21,27 @@ struct Reducer {
   using Lane = std::conditional_t<!kIsSum || std::is_floating_point_v<T>, T, std::int64_t>;
   using Acc = std::conditional_t<!kIsSum, T, std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>>;
   static constexpr Acc identity() {
-    if constexpr (kIsSum) return Acc(0);
+    if constexpr (kIsSum)
+      return Acc(0);
     else if constexpr (std::numeric_limits<T>::has_infinity)
       return Kind == ReduceKind::max ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
-    else return Kind == ReduceKind::max ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
+    else
+      return Kind == ReduceKind::max ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
   }
   template <class V>
   static V combine(V a, V b) {
-    if constexpr (kIsSum) return V(a + b);
-    else if constexpr (Kind == ReduceKind::max) return a > b || a != a ? a : b;
-    else return a < b || a != a ? a : b;
+    if constexpr (kIsSum)
+      return V(a + b);
+    else if constexpr (Kind == ReduceKind::max)
+      return a > b || a != a ? a : b;
+    else
+      return a < b || a != a ? a : b;
   }
   static Lane load(T x) {
-    if constexpr (Kind == ReduceKind::sum_squares) return Lane(x) * Lane(x);
-    else return Lane(x);
+    if constexpr (Kind == ReduceKind::sum_squares)
+      return Lane(x) * Lane(x);
+    else
+      return Lane(x);
   }
 };
 
@@ -105,9 +112,12 @@ void reduce_typed(const View& x, const View& to) {
   using Acc = typename R::Acc;
   Part kept, reduced;
   for (int i = 0; i < x.dims; ++i) {
-    if (to.shape[i] == 1 && x.shape[i] != 1) reduced.add(x.shape[i], x.strides[i], 0);
-    else kept.add(x.shape[i], x.strides[i], to.strides[i]);
+    if (to.shape[i] == 1 && x.shape[i] != 1)
+      reduced.add(x.shape[i], x.strides[i], 0);
+    else
+      kept.add(x.shape[i], x.strides[i], to.strides[i]);
   }
+  if (kept.count == 0) return;
   const T* source = x.ptr<T>();
   T* target = to.ptr<T>();
   const int inner_dim = reduced.dims - 1;
@@ -173,10 +183,14 @@ void reduce_typed(const View& x, const View& to) {
 void reduce(ReduceKind kind, const View& x, const View& to) {
   dispatch_number("reduce", x.dtype, [&]<class T>() {
     switch (kind) {
-      case ReduceKind::sum: return reduce_typed<T, ReduceKind::sum>(x, to);
-      case ReduceKind::sum_squares: return reduce_typed<T, ReduceKind::sum_squares>(x, to);
-      case ReduceKind::max: return reduce_typed<T, ReduceKind::max>(x, to);
-      case ReduceKind::min: return reduce_typed<T, ReduceKind::min>(x, to);
+      case ReduceKind::sum:
+        return reduce_typed<T, ReduceKind::sum>(x, to);
+      case ReduceKind::sum_squares:
+        return reduce_typed<T, ReduceKind::sum_squares>(x, to);
+      case ReduceKind::max:
+        return reduce_typed<T, ReduceKind::max>(x, to);
+      case ReduceKind::min:
+        return reduce_typed<T, ReduceKind::min>(x, to);
     }
   });
 }
@@ -187,23 +201,23 @@ void arg_reduce(bool largest, int dim, const View& x, const View& values, const 
     if (x.dims > 0) heads.shape[dim] = 1;
     const std::int64_t n = x.dims > 0 ? x.shape[dim] : 1;
     const auto stride = x.dims > 0 ? x.strides[dim] * static_cast<std::int64_t>(sizeof(T)) : 0;
-    for_each_run<3>({&heads, &values, &indices}, [=](std::int64_t run, const std::array<char*, 3>& at,
-                                                     const std::array<std::int64_t, 3>& step) {
-      for (std::int64_t i = 0; i < run; ++i) {
-        char* head = at[0] + i * step[0];
-        T best = element<T>(head, 0, stride);
-        std::int64_t where = 0;
-        for (std::int64_t k = 1; k < n && best == best; ++k) {  // the first NaN wins
-          const T value = element<T>(head, k, stride);
-          if (value != value || (largest ? value > best : value < best)) {
-            best = value;
-            where = k;
-          }
-        }
-        element<T>(at[1], i, step[1]) = best;
-        element<std::int64_t>(at[2], i, step[2]) = where;
-      }
-    });
+    for_each_run<3>({&heads, &values, &indices},
+                    [=](std::int64_t run, const std::array<char*, 3>& at, const std::array<std::int64_t, 3>& step) {
+                      for (std::int64_t i = 0; i < run; ++i) {
+                        char* head = at[0] + i * step[0];
+                        T best = element<T>(head, 0, stride);
+                        std::int64_t where = 0;
+                        for (std::int64_t k = 1; k < n && best == best; ++k) {  // the first NaN wins
+                          const T value = element<T>(head, k, stride);
+                          if (value != value || (largest ? value > best : value < best)) {
+                            best = value;
+                            where = k;
+                          }
+                        }
+                        element<T>(at[1], i, step[1]) = best;
+                        element<std::int64_t>(at[2], i, step[2]) = where;
+                      }
+                    });
   });
 }
 

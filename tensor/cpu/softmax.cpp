@@ -71,8 +71,9 @@ void cross_entropy(const CrossEntropyArgs& args, const View& losses, const View&
   const auto* labels = args.labels.ptr<const std::int64_t>();
   for (std::int64_t r = 0; r < args.labels.shape[0]; ++r)
     check(labels[r] == args.ignore_index || (labels[r] >= 0 && labels[r] < classes), "cross_entropy",
-          "label {} at row {} is out of range: the logits have {} classes, so labels run from 0 to {}{}", labels[r], r,
-          classes, classes - 1, fmt::format(" (or ignore_index, {})", args.ignore_index));
+          "label {} at row {} is out of range: the logits have {} classes, so labels run from 0 to {} (or are "
+          "ignore_index, {})",
+          labels[r], r, classes, classes - 1, args.ignore_index);
   dispatch_real("cross_entropy", args.logits.dtype, [&]<class T>() {
     const T* class_weights = args.class_weights.ptr<const T>();
     const T smoothing = static_cast<T>(args.label_smoothing);
