@@ -88,6 +88,18 @@ Child start(const std::vector<std::string>& command, int rank, const LaunchOptio
   return {pid, ends[0], {}};
 }
 
+void end_output(int rank, Child& child) {
+  if (!child.line.empty()) fmt::print("[{}] {}\n", rank, child.line);
+  std::fflush(stdout);
+  close(child.output);
+  child.output = -1;
+}
+
+bool readable(int fd) {
+  pollfd wait{fd, POLLIN, 0};
+  return poll(&wait, 1, 0) > 0;
+}
+
 // Prints the whole lines that have come, each behind the rank's number.
 void forward_output(int rank, Child& child) {
   char buffer[4096];
@@ -98,12 +110,8 @@ void forward_output(int rank, Child& child) {
   for (std::size_t end; (end = child.line.find('\n', begin)) != std::string::npos; begin = end + 1)
     fmt::print("[{}] {}\n", rank, child.line.substr(begin, end - begin));
   child.line.erase(0, begin);
-  if (ended) {
-    if (!child.line.empty()) fmt::print("[{}] {}\n", rank, child.line);
-    close(child.output);
-    child.output = -1;
-  }
   std::fflush(stdout);
+  if (ended) end_output(rank, child);
 }
 
 int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
@@ -130,6 +138,9 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
       int status = 0;
       if (child.pid < 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
       child.pid = -1;
+      // What it has written is in the pipe; a grandchild may hold the other end open for long.
+      while (child.output >= 0 && readable(child.output)) forward_output(r, child);
+      if (child.output >= 0) end_output(r, child);
       if (int none = -1; header->dead_rank.load() == none) {
         header->dead_status = status;
         header->dead_rank.compare_exchange_strong(none, r);

@@ -34,7 +34,9 @@ std::vector<std::string> own_command() {
   try {
     function(rank, nprocs);
   } catch (const std::exception& e) {
-    fmt::print(stderr, "rank {} of {}: {}\n", rank, nprocs, e.what());
+    const std::string_view text = e.what();
+    const std::string who = text.starts_with("rank ") ? "" : fmt::format("rank {} of {}: ", rank, nprocs);
+    fmt::print(stderr, "{}{}\n", who, text);
     code = 1;
   }
   std::fflush(nullptr);
