@@ -73,7 +73,7 @@ class Tensor {
   std::vector<T> to_vector() const {
     const Tensor host = to_host(dtype_of<T>);
     const T* first = host.const_data<T>();
-    return std::vector<T>(first, first + host.numel());
+    return std::vector<T>(first, first + host.numel());  // braces would make a list of bools from two pointers
   }
   /// Values as PyTorch prints them; large tensors are shortened to three elements at each end of a dimension.
   std::string str() const;
@@ -160,6 +160,10 @@ class Tensor {
   Tensor& operator-=(const Tensor& other) { return sub_(other); }
   Tensor& operator*=(const Tensor& other) { return mul_(other); }
   Tensor& operator/=(const Tensor& other) { return div_(other); }
+  Tensor& operator+=(Scalar other) { return add_(other); }
+  Tensor& operator-=(Scalar other) { return sub_(other); }
+  Tensor& operator*=(Scalar other) { return mul_(other); }
+  Tensor& operator/=(Scalar other) { return div_(other); }
 
   // For the library and its extensions.
 

@@ -1,0 +1,187 @@
+// In-place operations: values, conversion, overlapping memory, and what is recorded.
+#include <tandem/tests/support/test.h>
+
+#include <tandem/autograd/engine.h>
+#include <tandem/autograd/grad_mode.h>
+
+namespace tandem::test {
+namespace {
+Tensor leaf(const Nested& values) { return tensor(values, {.dtype = float32, .requires_grad = true}); }
+}  // namespace
+
+TEST_CASE("in place: values, returned handle, version") {
+  Tensor x = tensor({1.0, 2.0, 3.0});
+  const float* place = x.const_data<float>();
+  const std::uint32_t version = x.version();
+  CHECK(x.add_(1).identity() == x.identity());
+  CHECK(equal(x, tensor({2.0, 3.0, 4.0})));
+  CHECK(equal(x.sub_(tensor({1.0, 1.0, 2.0})), tensor({1.0, 2.0, 2.0})));
+  CHECK(equal(x.mul_(3), tensor({3.0, 6.0, 6.0})));
+  CHECK(equal(x.div_(tensor(2.0)), tensor({1.5, 3.0, 3.0})));
+  CHECK(equal(x += x, tensor({3.0, 6.0, 6.0})));
+  CHECK(equal(x -= tensor({1.0, 2.0, 3.0}), tensor({2.0, 4.0, 3.0})));
+  CHECK(equal(x *= x, tensor({4.0, 16.0, 9.0})));
+  CHECK(equal(x /= tensor({2.0, 4.0, 3.0}), tensor({2.0, 4.0, 3.0})));
+  CHECK(equal(x.fill_(7), full({3}, 7.0)));
+  CHECK(equal(x.zero_(), zeros({3})));
+  CHECK(equal(x.copy_(tensor({1, 2, 3})), tensor({1.0, 2.0, 3.0})));
+  CHECK(x.const_data<float>() == place);
+  CHECK(x.version() == version + 11);
+  const Tensor view = x[0];
+  CHECK(view.version() == x.version());
+}
+
+TEST_CASE("in place: types within a kind are converted, others are errors") {
+  Tensor i = tensor({1, 2}, {.dtype = int32}), b = tensor({true, false}), f = tensor({1.0, 2.0}), h = f.to(bfloat16);
+  CHECK(equal(i.add_(tensor({10, 20})), tensor({11, 22}, {.dtype = int32})));
+  CHECK(equal(f.add_(tensor({0.5, 0.5}, {.dtype = float64})), tensor({1.5, 2.5})));
+  CHECK(equal(f.mul_(i), tensor({16.5, 55.0})));
+  CHECK(equal(h.add_(tensor({1.0, 1.0})).to(float32), tensor({2.0, 3.0})));
+  CHECK_ERROR(i.add_(tensor({0.5, 0.5})), "[add_]", "float32", "int32", ".to(float32)");
+  CHECK_ERROR(i.add_(0.5), "[add_]", "float32");
+  CHECK_ERROR(i.div_(2), "[div_]", "float32", "int32");
+  CHECK_ERROR(b.add_(1), "[add_]", "int64", "bool");
+  CHECK_ERROR(b.add_(b), "bool");
+  CHECK(equal(i, tensor({11, 22}, {.dtype = int32})));
+  Tensor u = tensor({1.9, -1.9, 300.0}, {.dtype = float32}), to = zeros({3}, {.dtype = uint8});
+  CHECK(equal(to.copy_(u), tensor({1, 0, 255}, {.dtype = uint8})));
+}
+
+TEST_CASE("in place: shapes") {
+  Tensor x = zeros({2, 3});
+  CHECK(equal(x.add_(tensor({1.0, 2.0, 3.0})), tensor({{1.0, 2.0, 3.0}, {1.0, 2.0, 3.0}})));
+  CHECK_ERROR(x.add_(zeros({4})), "[add_]", "{2, 3}", "{4}");
+  CHECK_ERROR(Tensor(x[0]).add_(x), "[add_]", "{2, 3}", "does not fit into {3}");
+  CHECK_ERROR(x.copy_(zeros({2, 2})), "[copy_]", "{2, 2}", "{2, 3}");
+  CHECK_ERROR(Tensor(x[0]).copy_(x), "[copy_]", "does not fit");
+  CHECK_ERROR(x.unsqueeze(0).expand({2, 2, 3}).add_(1), "[write]", "expanded view", "clone()");
+  CHECK_ERROR(x.unsqueeze(0).expand({2, 2, 3}).zero_(), "[write]");
+  CHECK_ERROR(x.unsqueeze(0).expand({2, 2, 3}).copy_(zeros({2, 2, 3})), "[write]");
+  CHECK_ERROR(x.unsqueeze(0).expand({2, 2, 3}).data<float>(), "[write]");
+  CHECK_NOTHROW(x.unsqueeze(0).expand({1, 2, 3}).add_(1));
+  Tensor none = zeros({0, 3});
+  CHECK_NOTHROW(none.add_(1).mul_(none).zero_());
+}
+
+TEST_CASE("in place: operands that overlap are read before they are written") {
+  auto base = [] { return arange(1, 10, 1, {.dtype = float32}).view({3, 3}); };
+  const Tensor x = base();
+  Tensor y = base();
+  CHECK(equal(y.add_(y.t()), x + x.t()));
+  y = base();
+  CHECK(equal(y.copy_(y.t()), x.t()));
+  y = base();
+  CHECK(equal(y.mul_(y[0]), x * x[0]));
+  y = base();
+  CHECK(equal(y.sub_(y[1]), x - x[1]));
+  y = base();
+  y.narrow(0, 1, 2).add_(y.narrow(0, 0, 2));
+  CHECK(equal(y, cat({x.narrow(0, 0, 1), x.narrow(0, 1, 2) + x.narrow(0, 0, 2)})));
+  y = base();
+  y.narrow(0, 0, 2).copy_(y.narrow(0, 1, 2));
+  CHECK(equal(y, cat({x.narrow(0, 1, 2), x.narrow(0, 2, 1)})));
+}
+
+TEST_CASE("in place: writing through views changes the base") {
+  Tensor x = zeros({2, 3});
+  x[1].fill_(5);
+  x.t()[0].add_(1);
+  x.slice(1, 0, 3, 2).mul_(2);
+  CHECK(equal(x, tensor({{2.0, 0.0, 0.0}, {12.0, 5.0, 10.0}})));
+}
+
+TEST_CASE("in place: recorded, with the gradients of the values that were there") {
+  Tensor x = leaf({1, 2}), w = leaf({3, 4});
+  Tensor y = x * 2;
+  y.mul_(w).add_(x).div_(w).sub_(1);  // (2xw + x) / w - 1
+  CHECK(allclose(y.detach(), 2 * x.detach() + x.detach() / w.detach() - 1));
+  sum(y).backward();
+  CHECK(allclose(x.grad(), 2 + 1 / w.detach()));
+  CHECK(allclose(w.grad(), -x.detach() / (w.detach() * w.detach())));
+  Tensor z = zeros({2});  // a tensor without history takes that of what is added
+  z += x;
+  CHECK(z.requires_grad());
+  CHECK_FALSE(z.is_leaf());
+  x.set_grad({});
+  sum(z * z).backward();
+  CHECK(equal(x.grad(), 2 * x.detach()));
+}
+
+TEST_CASE("in place: recorded with an operand that shares memory") {
+  Tensor x = leaf({{1, 2}, {3, 4}});
+  Tensor y = x * 1;
+  y.add_(y.t());
+  CHECK(equal(y.detach(), tensor({{2.0, 5.0}, {5.0, 8.0}})));
+  sum(y * tensor({{1.0, 2.0}, {3.0, 4.0}})).backward();
+  CHECK(equal(x.grad(), tensor({{2.0, 5.0}, {5.0, 8.0}})));
+  Tensor z = x * 1;
+  z.mul_(z);
+  x.set_grad({});
+  sum(z).backward();
+  CHECK(equal(x.grad(), 2 * x.detach()));
+}
+
+TEST_CASE("in place: results of reductions and products can be added to") {
+  Tensor x = leaf({{1, 2}, {3, 4}});
+  Tensor loss = sum(x);
+  loss += sum(x * x);
+  loss.backward();
+  CHECK(equal(x.grad(), 1 + 2 * x.detach()));
+  x.set_grad({});
+  Tensor y = matmul(x.unsqueeze(0), x.detach());
+  y += 1;
+  Tensor z = linear(x.unsqueeze(0), x.detach());
+  z.add_(y);
+  sum(z).backward();
+  CHECK(x.grad().defined());
+}
+
+TEST_CASE("in place: what cannot be recorded") {
+  Tensor x = leaf({1, 2, 3});
+  CHECK_ERROR(x.add_(1), "[add_]", "leaf that requires grad", "NoGradGuard");
+  CHECK_ERROR(x.zero_(), "[fill_]", "leaf");
+  CHECK_ERROR(x.copy_(zeros({3})), "[copy_]", "leaf");
+  Tensor y = x * 2;
+  CHECK_ERROR(y[0].add_(1), "[add_]", "view", "cat, stack or where");
+  CHECK_ERROR(y[0].fill_(1), "[fill_]", "view");
+  Tensor part = zeros({3})[0], base = zeros({3});
+  CHECK_ERROR(base[0].add_(x[0]), "view");
+  CHECK(equal(y.detach(), 2 * x.detach()));
+  const NoGradGuard no_grad;
+  CHECK_NOTHROW(x.add_(1));
+  CHECK(x.is_leaf());
+  CHECK(x.requires_grad());
+}
+
+TEST_CASE("in place: a view made before its base was changed is stale") {
+  Tensor x = leaf({1, 2});
+  Tensor y = x * 1;
+  const Tensor before = y[0];
+  y.add_(1);
+  CHECK_ERROR(before * 2, "[mul]", "view that was made before its base was changed in place", "again");
+  const Tensor after = y[0];
+  CHECK_NOTHROW((after * 2).backward());
+  Tensor lonely;
+  {
+    Tensor base = x * 1;
+    lonely = base[0];
+    base.add_(1);
+  }
+  CHECK_ERROR(lonely.add_(1), "made before its base was changed");
+}
+
+TEST_CASE("in place: overwritten values lose their history") {
+  Tensor x = leaf({1, 2});
+  Tensor y = x * 2;
+  y.fill_(3);
+  CHECK_FALSE(y.requires_grad());
+  Tensor z = x * 2;
+  z.copy_(x.detach());
+  CHECK_FALSE(z.requires_grad());
+  Tensor u = zeros({2, 2});
+  u.copy_(x);
+  sum(u).backward();
+  CHECK(equal(x.grad(), full({2}, 2.0)));
+}
+
+}  // namespace tandem::test
