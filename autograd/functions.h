@@ -12,28 +12,39 @@ namespace tandem {
 
 // Pointwise, one row each in tensor/pointwise.h.
 
-/// neg, abs, relu, exp, log, sqrt, sigmoid, tanh, gelu (the exact form x * Phi(x)). Integers become float32 where the
-/// result is real; bool is an error.
+/// @name Pointwise, of one tensor
+/// gelu is the exact form x * Phi(x). Integers become float32 where the result is real; bool is an error.
+/// @{
 #define X(op, ...) Tensor op(const Tensor& x);
-TANDEM_UNARY_OPS(X)
+TANDEM_UNARY_OPS(X)  // neg, abs, relu, exp, log, sqrt, sigmoid, tanh, gelu
 #undef X
+/// @}
 
-/// add, sub, mul, div (true division: integers give float32), maximum and minimum (a tie shares the gradient; NaN
-/// wins), pow. Shapes broadcast; bool operands are converted to the other operand's type, two bools are an error.
+/// @name Pointwise, of two tensors or a tensor and a number
+/// Shapes broadcast; bool operands are converted to the other operand's type, two bools are an error. div is true
+/// division: integers give float32. maximum and minimum share the gradient of a tie; NaN wins.
+/// @{
 #define X(op, ...)                              \
   Tensor op(const Tensor& a, const Tensor& b);  \
   Tensor op(const Tensor& a, Scalar b);         \
   Tensor op(Scalar a, const Tensor& b);
-TANDEM_BINARY_OPS(X)
+TANDEM_BINARY_OPS(X)  // add, sub, mul, div, maximum, minimum, pow
 #undef X
+/// @}
 
-/// eq, ne, lt, le, gt, ge: bool tensors, not differentiable.
+/// @name Comparisons
+/// Their results are bool tensors, not differentiable.
+/// @{
 #define X(op, ...)                              \
   Tensor op(const Tensor& a, const Tensor& b);  \
   Tensor op(const Tensor& a, Scalar b);
-TANDEM_COMPARE_OPS(X)
+TANDEM_COMPARE_OPS(X)  // eq, ne, lt, le, gt, ge
 #undef X
+/// @}
 
+/// @name Operators
+/// The same functions as symbols.
+/// @{
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 #define TANDEM_OPERATOR(symbol, function)                                                        \
   inline Tensor operator symbol(const Tensor& a, const Tensor& b) { return function(a, b); }     \
@@ -53,6 +64,7 @@ TANDEM_OPERATOR(>, gt)
 TANDEM_OPERATOR(>=, ge)
 #undef TANDEM_ARITHMETIC
 #undef TANDEM_OPERATOR
+/// @}
 
 /// Elements of a where `condition` (bool) is true, of b elsewhere; all three broadcast.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
