@@ -12,6 +12,7 @@ int parse_options(int argc, char** argv, Options& o) {
       "  fashion_mnist --parallel ddp --nproc 2\n"
       "  tandem-run -n 2 fashion_mnist --parallel ddp\n"};
   app.get_formatter()->column_width(28);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts put defaults first
   auto* parallel =
       app.add_option("--parallel", o.parallel, "none, dp or ddp")->check(CLI::IsMember({"none", "dp", "ddp"}));
   parallel->type_name("MODE")->capture_default_str();
