@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Compiles and runs the programs in README.md and docs/*.md, and checks the links between Markdown files.
+
+A ```cpp block with `int main` is a program. A ```diff block is a change to the last program before it, and its result
+is a program too; a line that begins with @@ parts its pieces.
+
+usage: readme.py SOURCE_ROOT BUILD_ROOT CXX
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+class Failure(Exception):
+    pass
+
+
+def apply(program, diff):
+    """The program with every piece of the diff, whose old lines must be there exactly once."""
+    for piece in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
+        lines = piece.splitlines()
+        old = "".join(line[1:] + "\n" for line in lines if line[:1] != "+")
+        new = "".join(line[1:] + "\n" for line in lines if line[:1] != "-")
+        if program.count(old) != 1:
+            raise Failure(f"these lines of a diff are {program.count(old)} times in the program before it:\n{old}")
+        program = program.replace(old, new)
+    return program
+
+
+def programs(text):
+    """The line number and text of each program in a Markdown file."""
+    program = None
+    for block in BLOCK.finditer(text):
+        language, body = block.groups()
+        if language == "cpp" and "int main" in body:
+            program = body
+        elif language == "diff":
+            if program is None:
+                raise Failure("a diff has no program before it")
+            body = apply(program, body)
+        else:
+            continue
+        yield text.count("\n", 0, block.start()) + 2, body
+
+
+def build_flags(build):
+    libraries = sorted(build.glob("libtandem.so*"))
+    if not libraries:
+        raise Failure(f"{build} has no libtandem.so; build the library first")
+    options = json.loads((build / "meson-info" / "intro-buildoptions.json").read_text())
+    sanitizers = next((o["value"] for o in options if o["name"] == "b_sanitize"), "none")
+    flags = [f"-I{build}/include", str(libraries[0]), "-lfmt", f"-Wl,-rpath,{build}"]
+    return flags if sanitizers == "none" else [*flags, f"-fsanitize={sanitizers}"]
+
+
+def run(command, folder, environment=None):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    if done.returncode != 0:
+        raise Failure(f"{shlex.join(command)}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def compile_and_run(program, compiler, flags):
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    environment |= {"TANDEM_CPU_DEVICES": "2"}
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "program.cpp").write_text(program)
+        run([*compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "program.cpp", "-o", "program", *flags], folder)
+        return run(["./program"], folder, environment)
+
+
+def broken_links(path, text):
+    for target in LINK.findall(BLOCK.sub("", text)):
+        if re.match(r"\w+:", target) or target.startswith("#"):
+            continue
+        if not (path.parent / target.split("#")[0]).exists():
+            yield target
+
+
+def markdown_files(root):
+    for path in sorted(root.rglob("*.md")):
+        folder = path.relative_to(root).parts[0]
+        if not folder.startswith((".", "build", "subprojects")):
+            yield path
+
+
+def main():
+    source, build = (pathlib.Path(a).resolve() for a in sys.argv[1:3])
+    compiler, flags = shlex.split(sys.argv[3]), build_flags(build)
+    failed = count = 0
+    for path in markdown_files(source):
+        name, text = path.relative_to(source), path.read_text()
+        for target in broken_links(path, text):
+            print(f"{name}: the link to {target} leads nowhere")
+            failed += 1
+        if name.parts not in (("README.md",), ("docs", path.name)):
+            continue
+        try:
+            for line, program in programs(text):
+                print(f"{name}:{line}: compiling and running", flush=True)
+                print(compile_and_run(program, compiler, flags), end="")
+                count += 1
+        except Failure as e:
+            print(f"{name}: {e}")
+            failed += 1
+    print(f"{count} programs ran, {failed} faults")
+    sys.exit(failed > 0 or count == 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as e:
+        sys.exit(str(e))
