@@ -94,8 +94,9 @@ class Trainer {
     const std::string where = dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
                               : ddp_ ? fmt::format("DistributedDataParallel on {} processes", parallel::world_size())
                                      : fmt::format("{}", device_);
-    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} threads: {}", o_.optimizer, o_.lr,
-                                   o_.batch_size, num_threads() * parallel::world_size(), where);
+    const int threads = num_threads() * parallel::world_size();
+    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer, o_.lr,
+                                   o_.batch_size, threads, threads == 1 ? "" : "s", where);
     if (!o_.resume.empty())
       text += fmt::format("\nresumed from {}: epoch {}, batch {}", o_.resume, progress_.epoch + 1, progress_.batch);
     return text;

@@ -69,6 +69,7 @@ struct DataParallel::State {
   // Brings every replica up to the master's values and settings.
   void replicate() {
     const NoGradGuard no_grad;
+    reduce_queued = false;  // a backward that threw may have left it set
     for (Entry& entry : entries) {
       TensorImpl& master = *entry.master.identity();
       if (!master.replicas || master.replicas->owner != this || entry.storage != master.storage) bind(entry);
@@ -106,6 +107,13 @@ struct DataParallel::State {
     });
   }
 
+  // A backward that threw may have left some behind.
+  void clear_gradients() {
+    for (Entry& entry : entries)
+      for (Tensor& replica : entry.replicas)
+        if (replica.grad().defined()) replica.set_grad({});
+  }
+
   // Adds the replicas' gradients to the masters', in a fixed order.
   void reduce() {
     const NoGradGuard no_grad;
@@ -137,7 +145,10 @@ Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result)
   if (!autograd::needs_grad(result)) return result;
   Tensor y = result.detach();
   autograd::record("data_parallel", {&result}, y, [state](autograd::Gradients& g) {
-    if (!std::exchange(state->reduce_queued, true)) autograd::queue_callback([state] { state->reduce(); });
+    if (!std::exchange(state->reduce_queued, true)) {
+      state->clear_gradients();
+      autograd::queue_callback([state] { state->reduce(); });
+    }
     g.set(0, g[0]);
   });
   return y;

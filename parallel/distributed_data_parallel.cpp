@@ -81,11 +81,13 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
 }
 
 Tensor DistributedDataParallel::forward(const Tensor& x) {
+  state_->reduce_queued = false;  // a backward that threw may have left it set
   const RandomStream stream(state_->group->rank());
   return with_reduction(state_, (*state_->module)(x));
 }
 
 std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor> inputs) {
+  state_->reduce_queued = false;
   const RandomStream stream(state_->group->rank());
   std::vector<Tensor> outputs = state_->module->forward_all(inputs);
   for (Tensor& y : outputs) y = with_reduction(state_, y);
@@ -95,6 +97,7 @@ std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor>
 Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
   check(criterion.reduction() == Reduction::mean, "DistributedDataParallel",
         "loss needs a criterion with Reduction::mean; for others compute criterion(model(x), y)");
+  state_->reduce_queued = false;
   LossParts parts;
   {
     const RandomStream stream(state_->group->rank());

@@ -45,6 +45,12 @@ std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks) {
   return std::make_shared<ShmGroup>(j.segment, j.groups++, ranks, j.rank);
 }
 
+// A rank that has not joined is not alone: answering 0 of 1 would be wrong.
+void check_alone() {
+  check(is_initialized() || std::getenv("RANK") == nullptr, "process_group",
+        "this process is a rank of a job that it has not joined; call init_process_group first");
+}
+
 ProcessGroup& group_of(const CollectiveOptions& options) { return options.group ? *options.group : *default_group(); }
 
 }  // namespace
@@ -87,8 +93,14 @@ void all_reduce(Tensor& t, const CollectiveOptions& options) { group_of(options)
 void broadcast(Tensor& t, int root, const CollectiveOptions& options) { group_of(options).broadcast(t, root); }
 void barrier(const CollectiveOptions& options) { group_of(options).barrier(); }
 
-int rank() { return is_initialized() ? job()->rank : 0; }
-int world_size() { return is_initialized() ? job()->world_size : 1; }
+int rank() {
+  check_alone();
+  return is_initialized() ? job()->rank : 0;
+}
+int world_size() {
+  check_alone();
+  return is_initialized() ? job()->world_size : 1;
+}
 
 Device local_device() {
   if (cuda::is_available()) return Device(DeviceType::cuda, number_from_environment("LOCAL_RANK").value_or(0));

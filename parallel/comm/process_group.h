@@ -63,7 +63,8 @@ void all_reduce(Tensor& t, const CollectiveOptions& options = {});
 void broadcast(Tensor& t, int root, const CollectiveOptions& options = {});
 void barrier(const CollectiveOptions& options = {});
 
-/// This process's rank and the number of ranks in the default group; 0 and 1 before init_process_group.
+/// This process's rank and the number of ranks in the default group; 0 and 1 in a program that is no rank of a job.
+/// Error in a rank that has not called init_process_group.
 int rank();
 int world_size();
 /// The device of this process: cuda:LOCAL_RANK where there are GPUs, else the CPU.

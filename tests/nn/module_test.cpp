@@ -218,7 +218,7 @@ TEST_CASE("to converts in place: handles, ties and gradients stay") {
   CHECK(index.dtype() == int64);  // only floating tensors are converted
   CHECK(net.parameters().size() == 6);
   sum(net({ones({2, 8}, {.dtype = float64}), ones({2, 8}, {.dtype = float64})})[0]).backward();
-  CHECK(weight.grad().to_vector<float>()[0] == 2 * gradient[0]);
+  CHECK(weight.grad().to_vector<float>()[0] == doctest::Approx(2 * gradient[0]));
 
   CHECK_ERROR(net.to(bfloat16), "[to]", "float32 or float64, not bfloat16");
   CHECK_ERROR(net.to(int64), "not int64");

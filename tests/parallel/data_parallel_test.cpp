@@ -157,6 +157,24 @@ TEST_CASE("several inputs and outputs, and an empty batch") {
   CHECK_ERROR(model({zeros({3, 1}), zeros({2, 1})}), "DataParallel", "{3, 1}", "{2, 1}");
 }
 
+TEST_CASE("a backward that throws leaves nothing behind for the next") {
+  const Devices count(2);
+  auto net = make_net();
+  parallel::DataParallel model(net);
+  const Tensor x = randn({8, 6}, {.dtype = float64});
+  sum(model(x)).backward();
+  const Tensor expected = net->parameters()[0].grad().clone();
+  net->zero_grad();
+  {
+    const auto handle = autograd::register_post_accumulate_grad_hook(
+        net->parameters()[3], [](const Tensor&) { throw Error("the hook refuses"); });
+    CHECK_ERROR(sum(model(x)).backward(), "the hook refuses");
+  }
+  net->zero_grad();
+  sum(model(x)).backward();
+  CHECK(equal(net->parameters()[0].grad(), expected));
+}
+
 TEST_CASE("evaluation under NoGradGuard records nothing") {
   const Devices count(2);
   auto net = make_net();
