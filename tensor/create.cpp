@@ -39,11 +39,8 @@ Tensor random(std::string_view op, RandomKind kind, double low, double high, con
 Tensor empty(const Shape& shape, const TensorOptions& options) {
   check_exists("empty", options.device);
   const DType dtype = options.dtype.value_or(float32);
-  const int64_t count = shape.numel();
-  int64_t bytes = 0;
-  check(!__builtin_mul_overflow(count, static_cast<int64_t>(size_of(dtype)), &bytes), "empty",
-        "shape {} has too many elements", shape);
-  auto storage = std::make_shared<Storage>(static_cast<std::size_t>(bytes), options.device);
+  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  auto storage = std::make_shared<Storage>(bytes, options.device);
   return finish(make_view(std::move(storage), 0, shape, contiguous_strides(shape), dtype), options);
 }
 

@@ -14,16 +14,17 @@ Shape::Shape(std::span<const int64_t> sizes) {
 }
 
 int64_t Shape::numel() const {
+  constexpr int64_t kMaxElements = int64_t{1} << 59;
   int64_t count = 1;
   bool overflow = false, zero = false;
   for (const int64_t size : *this) {
     check(size >= 0, "Shape", "size {} in {} is negative", size, *this);
     zero |= size == 0;
-    overflow |= __builtin_mul_overflow(count, size, &count);
+    overflow |= size != 0 && __builtin_mul_overflow(count, size, &count);
   }
-  if (zero) return 0;
-  check(!overflow, "Shape", "{} has more elements than 63 bits can count", *this);
-  return count;
+  // Also where another size is 0, so that no stride, in elements or in bytes, can overflow.
+  check(!overflow && count <= kMaxElements, "Shape", "{} has too many elements; at most 2^59 are supported", *this);
+  return zero ? 0 : count;
 }
 
 void Shape::insert(int at, int64_t size) {
@@ -45,8 +46,7 @@ Shape contiguous_strides(const Shape& shape) {
   int64_t stride = 1;
   for (int i = shape.dim() - 1; i >= 0; --i) {
     strides[i] = stride;
-    // With a size of 0 the product of the others may overflow; such strides are never used.
-    if (__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) stride = 1;
+    stride *= std::max<int64_t>(shape[i], 1);
   }
   return strides;
 }

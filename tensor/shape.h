@@ -27,7 +27,7 @@ class Shape {
   int dim() const { return dim_; }
   std::size_t size() const { return static_cast<std::size_t>(dim_); }
   bool empty() const { return dim_ == 0; }
-  /// Product of the sizes (1 for {}); throws Error when it does not fit 63 bits or a size is negative.
+  /// Product of the sizes (1 for {}); throws Error when a size is negative or all but the zeros exceed 2^59.
   int64_t numel() const;
   /// Size of dimension i, 0 <= i < dim(), unchecked.
   int64_t operator[](int i) const { return sizes_[static_cast<std::size_t>(i)]; }

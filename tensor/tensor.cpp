@@ -20,10 +20,10 @@ bool is_dense(const Shape& shape, const Shape& strides) {
 
 // Throws Error unless every element lies in the storage.
 void check_inside(const TensorImpl& t) {
+  if (t.shape.numel() == 0) return;
   int64_t first = t.offset, last = t.offset;
   bool overflow = false;
   for (int i = 0; i < t.shape.dim(); ++i) {
-    if (t.shape[i] == 0) return;
     int64_t step = 0;
     overflow |= __builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step);
     int64_t& end = step < 0 ? first : last;
@@ -142,8 +142,8 @@ Tensor make_view(std::shared_ptr<Storage> storage, int64_t offset, const Shape& 
   impl->shape = shape;
   impl->strides = strides;
   impl->dtype = dtype;
-  impl->contiguous = is_dense(shape, strides);
   check_inside(*impl);
+  impl->contiguous = is_dense(shape, strides);
   return Tensor(std::move(impl));
 }
 

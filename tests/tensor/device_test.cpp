@@ -93,7 +93,7 @@ TEST_CASE("memory: too much is an error that says so, and what was there stays")
   const Tensor x = ones({4});
   CHECK_ERROR(empty({int64_t{1} << 55}), "[allocate]", "out of memory on cpu:0", "144115188075855872 bytes", "in use",
               "smaller batch");
-  CHECK_ERROR(empty({int64_t{1} << 60}, {.dtype = float32}), "[allocate]", "out of memory");
+  CHECK_ERROR(empty({int64_t{1} << 59}, {.dtype = float64}), "[allocate]", "out of memory");
   CHECK(equal(x, ones({4})));
 }
 
