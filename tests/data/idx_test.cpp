@@ -125,7 +125,7 @@ TEST_CASE("idx: without zlib a gzip file is an error that says so") {
 constexpr const char* kLyingHeader =
     "report: an IDX header that lies about its count is an error and allocates nothing";
 TEST_CASE(kLyingHeader* doctest::skip()) {
-  rlimit limit{std::size_t{512} << 20, std::size_t{512} << 20};
+  [[maybe_unused]] const rlimit limit{std::size_t{512} << 20, std::size_t{512} << 20};
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
 #endif

@@ -90,8 +90,8 @@ TEST_CASE("reductions: empty dimensions") {
       CHECK(equal(y, zeros(expected)));
       CHECK(mean(x, d, true).dim() == shape.dim());
     }
-    const std::string text = shape.str();
-    CHECK_ERROR(max(x), "[max]", "no elements", text.c_str());
+    CHECK_ERROR(max(x), "[max]", "no elements");
+    CHECK(test::contains(test::error_of([&] { (void)max(x); }), shape.str()));
     CHECK_ERROR(argmax(x), "[max]", "no elements");
   }
   CHECK_ERROR(max(zeros({2, 0}), 1), "[max]", "dimension 1", "empty");
