@@ -53,8 +53,8 @@ struct Function {
         std::vector<Tensor> out;
         for (std::size_t i = 0; i < outputs.size(); ++i) out.push_back(gradients[i]);
         std::vector<Tensor> in = function.backward(context, out);
-        check(in.size() == inputs.size(), "Function", "backward returned {} gradients for {} tensor arguments", in.size(),
-              inputs.size());
+        check(in.size() == inputs.size(), "Function", "backward returned {} gradients for {} tensor arguments",
+              in.size(), inputs.size());
         for (std::size_t i = 0; i < in.size(); ++i) gradients.set(i, std::move(in[i]));
       }
       void release() override { context = {}; }
@@ -73,8 +73,10 @@ struct Function {
     for (const bool need : node->context.needs_) record |= need;
     if (!record) return results;
     std::vector<Tensor*> outputs;
-    if constexpr (std::is_same_v<decltype(results), Tensor>) outputs.push_back(&results);
-    else for (Tensor& t : results) outputs.push_back(&t);
+    if constexpr (std::is_same_v<decltype(results), Tensor>)
+      outputs.push_back(&results);
+    else
+      for (Tensor& t : results) outputs.push_back(&t);
     for (Tensor* t : outputs) *t = t->detach();  // an argument that is returned keeps its own history
     connect(std::move(node), tensors, outputs);
     return results;

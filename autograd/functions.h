@@ -24,9 +24,9 @@ TANDEM_UNARY_OPS(X)  // neg, abs, relu, exp, log, sqrt, sigmoid, tanh, gelu
 /// Shapes broadcast; bool operands are converted to the other operand's type, two bools are an error. div is true
 /// division: integers give float32. maximum and minimum share the gradient of a tie; NaN wins.
 /// @{
-#define X(op, ...)                              \
-  Tensor op(const Tensor& a, const Tensor& b);  \
-  Tensor op(const Tensor& a, Scalar b);         \
+#define X(op, ...)                             \
+  Tensor op(const Tensor& a, const Tensor& b); \
+  Tensor op(const Tensor& a, Scalar b);        \
   Tensor op(Scalar a, const Tensor& b);
 TANDEM_BINARY_OPS(X)  // add, sub, mul, div, maximum, minimum, pow
 #undef X
@@ -35,8 +35,8 @@ TANDEM_BINARY_OPS(X)  // add, sub, mul, div, maximum, minimum, pow
 /// @name Comparisons
 /// Their results are bool tensors, not differentiable.
 /// @{
-#define X(op, ...)                              \
-  Tensor op(const Tensor& a, const Tensor& b);  \
+#define X(op, ...)                             \
+  Tensor op(const Tensor& a, const Tensor& b); \
   Tensor op(const Tensor& a, Scalar b);
 TANDEM_COMPARE_OPS(X)  // eq, ne, lt, le, gt, ge
 #undef X
@@ -46,8 +46,8 @@ TANDEM_COMPARE_OPS(X)  // eq, ne, lt, le, gt, ge
 /// The same functions as symbols.
 /// @{
 inline Tensor operator-(const Tensor& x) { return neg(x); }
-#define TANDEM_OPERATOR(symbol, function)                                                        \
-  inline Tensor operator symbol(const Tensor& a, const Tensor& b) { return function(a, b); }     \
+#define TANDEM_OPERATOR(symbol, function)                                                    \
+  inline Tensor operator symbol(const Tensor& a, const Tensor& b) { return function(a, b); } \
   inline Tensor operator symbol(const Tensor& a, Scalar b) { return function(a, b); }
 #define TANDEM_ARITHMETIC(symbol, function) \
   TANDEM_OPERATOR(symbol, function)         \

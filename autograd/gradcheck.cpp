@@ -54,15 +54,17 @@ bool gradcheck(FunctionRef<std::vector<Tensor>(const std::vector<Tensor>&)> func
         if (outputs[o].requires_grad()) {
           Tensor one = zeros_like(outputs[o]).contiguous();
           one.view({-1}).select(0, k).fill_(1);
-          const Tensor g = grad({outputs[o]}, {inputs[i]}, {.grad_outputs = {one}, .retain_graph = true, .allow_unused = true})[0];
+          const Tensor g =
+              grad({outputs[o]}, {inputs[i]}, {.grad_outputs = {one}, .retain_graph = true, .allow_unused = true})[0];
           if (g.defined()) analytic = g.to_vector<double>();
         }
         for (std::size_t e = 0; e < analytic.size(); ++e) {
           const double expected = numerical[o][static_cast<std::size_t>(k)][e];
-          check(std::abs(analytic[e] - expected) <= options.atol + options.rtol * std::abs(expected), "gradcheck",
-                "the derivative of output {}, element {}, with respect to input {}, element {}, is {} by backward but {} "
-                "by differences",
-                o, k, i, e, analytic[e], expected);
+          check(
+              std::abs(analytic[e] - expected) <= options.atol + options.rtol * std::abs(expected), "gradcheck",
+              "the derivative of output {}, element {}, with respect to input {}, element {}, is {} by backward but {} "
+              "by differences",
+              o, k, i, e, analytic[e], expected);
         }
       }
     }

@@ -70,7 +70,8 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, const TensorOption
 Tensor randperm(int64_t n, const TensorOptions& options = {});
 
 namespace detail {
-Tensor copy_values(const void* values, std::size_t count, DType dtype, const Shape& shape, const TensorOptions& options);
+Tensor copy_values(const void* values, std::size_t count, DType dtype, const Shape& shape,
+                   const TensorOptions& options);
 }  // namespace detail
 
 template <class T>

@@ -8,7 +8,8 @@
 
 namespace tandem {
 
-/// What every misuse of the library throws. The text names the operation, what is wrong with which shapes, and a remedy.
+/// What every misuse of the library throws. The text names the operation, what is wrong with which shapes, and a
+/// remedy.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -138,9 +138,7 @@ void set_num_threads(int count) {
 
 int num_threads() { return thread_count(); }
 
-int threads_per_device() {
-  return t_single_thread ? 1 : std::max(1, num_threads() / device_count(DeviceType::cpu));
-}
+int threads_per_device() { return t_single_thread ? 1 : std::max(1, num_threads() / device_count(DeviceType::cpu)); }
 
 SingleThreadScope::SingleThreadScope() : previous_(std::exchange(t_single_thread, true)) {}
 SingleThreadScope::~SingleThreadScope() { t_single_thread = previous_; }

@@ -96,8 +96,8 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   check(index.dim() == x.dim(), "gather", "the index needs as many dimensions as the tensor: {} and {}", index.shape(),
         x.shape());
   for (int i = 0; i < x.dim(); ++i)
-    check(i == d || index.shape()[i] <= x.shape()[i], "gather", "the index {} is larger than the tensor {} in dimension {}",
-          index.shape(), x.shape(), i);
+    check(i == d || index.shape()[i] <= x.shape()[i], "gather",
+          "the index {} is larger than the tensor {} in dimension {}", index.shape(), x.shape(), i);
   check_index("gather", index, x.dim() == 0 ? 1 : x.size(d));
   Tensor y = empty_beside(x, index.shape(), x.dtype());
   const Backend& table = backend(x.device());

@@ -46,7 +46,8 @@ Tensor sum(const Tensor& input, const Dims& dims, bool keepdim) {
   const Reduced r = reduced_shape("sum", x, dims, keepdim);
   Tensor y = reduce("sum", ReduceKind::sum, x, r.kept).view(r.result);
   if (needs_grad(x))
-    record("sum", {&x}, y, [shape = x.shape(), kept = r.kept](Gradients& g) { g.set(0, g[0].view(kept).expand(shape)); });
+    record("sum", {&x}, y,
+           [shape = x.shape(), kept = r.kept](Gradients& g) { g.set(0, g[0].view(kept).expand(shape)); });
   return y;
 }
 

@@ -86,8 +86,9 @@ void* allocate(Device device, std::size_t bytes) {
     if (block != nullptr) p.stats.reserved += size.bytes;
   }
   if (block == nullptr)
-    fail("allocate", "out of memory on {}: {} bytes were asked for while {} bytes are in use; use a smaller batch or model",
-         device, bytes, p.stats.in_use);
+    fail("allocate",
+         "out of memory on {}: {} bytes were asked for while {} bytes are in use; use a smaller batch or model", device,
+         bytes, p.stats.in_use);
   p.stats.in_use += size.bytes;
   p.stats.peak = std::max(p.stats.peak, p.stats.in_use);
   return block;

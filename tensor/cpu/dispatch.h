@@ -42,10 +42,14 @@ void dispatch_any(std::string_view op, DType dtype, Body&& body) {
 template <class Body>
 void dispatch_bits(DType dtype, Body&& body) {
   switch (size_of(dtype)) {
-    case 1: return body.template operator()<std::uint8_t>();
-    case 2: return body.template operator()<std::uint16_t>();
-    case 4: return body.template operator()<std::uint32_t>();
-    default: return body.template operator()<std::uint64_t>();
+    case 1:
+      return body.template operator()<std::uint8_t>();
+    case 2:
+      return body.template operator()<std::uint16_t>();
+    case 4:
+      return body.template operator()<std::uint32_t>();
+    default:
+      return body.template operator()<std::uint64_t>();
   }
 }
 

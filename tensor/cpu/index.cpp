@@ -49,9 +49,8 @@ void index_add(const View& g, int dim, const View& index, const View& x) {
 }
 
 void gather(const View& x, int dim, const View& index, const View& y) {
-  dispatch_bits(x.dtype, [&]<class T>() {
-    for_each_indexed<T>(y, dim, index, x, [](T& to, const T& from) { to = from; });
-  });
+  dispatch_bits(x.dtype,
+                [&]<class T>() { for_each_indexed<T>(y, dim, index, x, [](T& to, const T& from) { to = from; }); });
 }
 
 void scatter_add(const View& g, int dim, const View& index, const View& x) {

@@ -68,12 +68,18 @@ void sgd_step(const SGDArgs& args) {
     T *b = args.momentum_buffer.ptr<T>(), *p = args.parameter.ptr<T>();
     parallel_for(args.parameter.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t n = end - begin;
-      if (b == nullptr && args.weight_decay == 0) sgd_plain<T>(n, c.lr, g + begin, p + begin);
-      else if (b == nullptr) sgd_dense<T, 0, false>(n, c, g + begin, nullptr, p + begin);
-      else if (args.first_step && args.nesterov) sgd_dense<T, 1, true>(n, c, g + begin, b + begin, p + begin);
-      else if (args.first_step) sgd_dense<T, 1, false>(n, c, g + begin, b + begin, p + begin);
-      else if (args.nesterov) sgd_dense<T, 2, true>(n, c, g + begin, b + begin, p + begin);
-      else sgd_dense<T, 2, false>(n, c, g + begin, b + begin, p + begin);
+      if (b == nullptr && args.weight_decay == 0)
+        sgd_plain<T>(n, c.lr, g + begin, p + begin);
+      else if (b == nullptr)
+        sgd_dense<T, 0, false>(n, c, g + begin, nullptr, p + begin);
+      else if (args.first_step && args.nesterov)
+        sgd_dense<T, 1, true>(n, c, g + begin, b + begin, p + begin);
+      else if (args.first_step)
+        sgd_dense<T, 1, false>(n, c, g + begin, b + begin, p + begin);
+      else if (args.nesterov)
+        sgd_dense<T, 2, true>(n, c, g + begin, b + begin, p + begin);
+      else
+        sgd_dense<T, 2, false>(n, c, g + begin, b + begin, p + begin);
     });
   });
 }
@@ -97,8 +103,10 @@ void adam_step(const AdamArgs& args) {
     T* p = args.parameter.ptr<T>();
     parallel_for(args.parameter.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t n = end - begin;
-      if (vmax != nullptr) adam_dense<T, true>(n, c, g + begin, m + begin, v + begin, vmax + begin, p + begin);
-      else adam_dense<T, false>(n, c, g + begin, m + begin, v + begin, nullptr, p + begin);
+      if (vmax != nullptr)
+        adam_dense<T, true>(n, c, g + begin, m + begin, v + begin, vmax + begin, p + begin);
+      else
+        adam_dense<T, false>(n, c, g + begin, m + begin, v + begin, nullptr, p + begin);
     });
   });
 }

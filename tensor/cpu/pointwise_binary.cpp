@@ -31,14 +31,18 @@ void binary_run(std::int64_t n, const std::array<char*, 3>& at, const std::array
 template <class Op>
 void binary_typed(std::string_view name, const View& a, const View& b, const View& y) {
   auto body = [&]<class T>() { for_each_run<3>({&a, &b, &y}, binary_run<Op, T>); };
-  if constexpr (Op::takes == Takes::numbers) dispatch_number(name, y.dtype, body);
-  else dispatch_real(name, y.dtype, body);
+  if constexpr (Op::takes == Takes::numbers)
+    dispatch_number(name, y.dtype, body);
+  else
+    dispatch_real(name, y.dtype, body);
 }
 
 template <class Op, class T, int Operand>
 T derivative(T a, T b) {
-  if constexpr (Operand == 0) return Op::da(a, b);
-  else return Op::db(a, b);
+  if constexpr (Operand == 0)
+    return Op::da(a, b);
+  else
+    return Op::db(a, b);
 }
 
 template <class Op, class T, int Operand, int StepA, int StepB>
@@ -68,8 +72,10 @@ void binary_grad_run(std::int64_t n, const std::array<char*, 4>& at, const std::
 template <class Op>
 void binary_grad_typed(std::string_view name, int operand, const View& g, const View& a, const View& b, const View& d) {
   dispatch_real(name, g.dtype, [&]<class T>() {
-    if (operand == 0) for_each_run<4>({&g, &a, &b, &d}, binary_grad_run<Op, T, 0>);
-    else for_each_run<4>({&g, &a, &b, &d}, binary_grad_run<Op, T, 1>);
+    if (operand == 0)
+      for_each_run<4>({&g, &a, &b, &d}, binary_grad_run<Op, T, 0>);
+    else
+      for_each_run<4>({&g, &a, &b, &d}, binary_grad_run<Op, T, 1>);
   });
 }
 
@@ -77,8 +83,9 @@ void binary_grad_typed(std::string_view name, int operand, const View& g, const 
 
 void binary(BinaryOp op, const View& a, const View& b, const View& y) {
   switch (op) {
-#define X(name, ...) \
-  case BinaryOp::name: return binary_typed<pointwise::binary::name>(#name, a, b, y);
+#define X(name, ...)   \
+  case BinaryOp::name: \
+    return binary_typed<pointwise::binary::name>(#name, a, b, y);
     TANDEM_BINARY_OPS(X)
 #undef X
   }
@@ -86,8 +93,9 @@ void binary(BinaryOp op, const View& a, const View& b, const View& y) {
 
 void binary_grad(BinaryOp op, int operand, const View& g, const View& a, const View& b, const View& d) {
   switch (op) {
-#define X(name, ...) \
-  case BinaryOp::name: return binary_grad_typed<pointwise::binary::name>(#name, operand, g, a, b, d);
+#define X(name, ...)   \
+  case BinaryOp::name: \
+    return binary_grad_typed<pointwise::binary::name>(#name, operand, g, a, b, d);
     TANDEM_BINARY_OPS(X)
 #undef X
   }

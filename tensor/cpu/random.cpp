@@ -17,8 +17,10 @@ std::uint64_t word(const Philox4& bits, int i) { return (std::uint64_t{bits.x[2 
 // Value `i` of a block, uniform in [0, 1) with all the bits that T holds.
 template <class T>
 T uniform(const Philox4& bits, int i) {
-  if constexpr (std::is_same_v<T, float>) return static_cast<float>(bits.x[i] >> 8) * 0x1p-24F;
-  else return static_cast<T>(static_cast<double>(word(bits, i) >> 11) * 0x1p-53);
+  if constexpr (std::is_same_v<T, float>)
+    return static_cast<float>(bits.x[i] >> 8) * 0x1p-24F;
+  else
+    return static_cast<T>(static_cast<double>(word(bits, i) >> 11) * 0x1p-53);
 }
 
 // Values 2i and 2i+1 of a block by Box and Muller's transform.
@@ -42,14 +44,17 @@ void random(RandomKind kind, double low, double high, const PhiloxKey& key, cons
         T values[n];
         for (int i = 0; i < n; ++i) {
           if (kind == RandomKind::integers) {
-            const auto range = static_cast<std::uint64_t>(static_cast<std::int64_t>(high) - static_cast<std::int64_t>(low));
+            const auto range =
+                static_cast<std::uint64_t>(static_cast<std::int64_t>(high) - static_cast<std::int64_t>(low));
             const std::uint64_t r = n == 4 ? std::uint64_t{bits.x[i]} : word(bits, i % 2);
             values[i] = static_cast<T>(static_cast<std::int64_t>(low) + static_cast<std::int64_t>(r % range));
           } else if constexpr (std::is_floating_point_v<T>) {
-            if (kind == RandomKind::uniform) values[i] = uniform<T>(bits, i);
+            if (kind == RandomKind::uniform)
+              values[i] = uniform<T>(bits, i);
             else if (kind == RandomKind::keep_mask)
               values[i] = uniform<T>(bits, i) < static_cast<T>(low) ? T(0) : static_cast<T>(1.0 / (1.0 - low));
-            else if (i % 2 == 0) normal_pair<T>(bits, i / 2, values + i);
+            else if (i % 2 == 0)
+              normal_pair<T>(bits, i / 2, values + i);
           }
         }
         std::copy_n(values, std::min<std::int64_t>(n, count - b * n), y.ptr<T>() + b * n);

@@ -54,13 +54,17 @@ TEST_CASE("after 20 steps DataParallel has the weights of one device") {
     Tensor weight = tensor({1.0, 0.5, 2.0, 0.0}, {.dtype = float64});
     const nn::CrossEntropyLoss loss_fn({.weight = weight, .ignore_index = 1, .label_smoothing = 0.1});
     const auto alone = make_net();
-    const auto expected = train(*alone, [&](auto& x, auto& y) { return loss_fn((*alone)(x), y); }, rows);
+    const auto expected = train(
+        *alone, [&](auto& x, auto& y) { return loss_fn((*alone)(x), y); }, rows);
     const auto net = make_net();
     parallel::DataParallel model(net);
-    check_equal_weights(train(*net, [&](auto& x, auto& y) { return loss_fn(model(x), y); }, rows), expected);
+    check_equal_weights(train(
+                            *net, [&](auto& x, auto& y) { return loss_fn(model(x), y); }, rows),
+                        expected);
     const auto with_loss = make_net();
     parallel::DataParallel loss_model(with_loss);
-    check_equal_weights(train(*with_loss, [&](auto& x, auto& y) { return loss_model.loss(loss_fn, x, y); }, rows),
+    check_equal_weights(train(
+                            *with_loss, [&](auto& x, auto& y) { return loss_model.loss(loss_fn, x, y); }, rows),
                         expected);
   }
 }
@@ -200,7 +204,8 @@ TEST_CASE("mistakes are sentences") {
   parallel::DataParallel fails(std::make_shared<Fails>());
   CHECK_ERROR(fails(ones({4, 1})), "replica 1 on cpu:1", "refuses");
   parallel::DataParallel model(net);
-  CHECK_ERROR(model.loss(nn::CrossEntropyLoss({.reduction = Reduction::none}), zeros({2, 6}), zeros({2})), "Reduction::none");
+  CHECK_ERROR(model.loss(nn::CrossEntropyLoss({.reduction = Reduction::none}), zeros({2, 6}), zeros({2})),
+              "Reduction::none");
   CHECK_ERROR(model.loss(nn::CrossEntropyLoss(), zeros({2, 6}, {.dtype = float64}), zeros({3}, {.dtype = int64})),
               "different numbers of rows");
 }

@@ -86,7 +86,8 @@ void run(int rank, int ranks) {
   collectives(rank, ranks);
   for (const int64_t rows : {8, 7, 1}) {  // also fewer rows than ranks
     const auto mine = train(true, rank, ranks, rows), expected = train(false, rank, ranks, rows);
-    for (std::size_t i = 0; i < mine.size(); ++i) require(allclose(mine[i], expected[i], 1e-10, 1e-10), "DDP equals one device");
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      require(allclose(mine[i], expected[i], 1e-10, 1e-10), "DDP equals one device");
   }
   // pytorch#128949: an unused parameter must never pass silently.
   struct FirstOnly : nn::Module {

@@ -25,18 +25,18 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 }  // namespace tandem::test
 
 /// Checks that `expression` throws Error with all of the given parts in its text.
-#define CHECK_ERROR(expression, ...)                                                      \
-  do {                                                                                    \
+#define CHECK_ERROR(expression, ...)                                                       \
+  do {                                                                                     \
     const std::string error_text_ = ::tandem::test::error_of([&] { (void)(expression); }); \
-    for (const char* part_ : {__VA_ARGS__}) {                                             \
-      INFO(error_text_);                                                                  \
-      CHECK(::tandem::test::contains(error_text_, part_));                                \
-    }                                                                                     \
+    for (const char* part_ : {__VA_ARGS__}) {                                              \
+      INFO(error_text_);                                                                   \
+      CHECK(::tandem::test::contains(error_text_, part_));                                 \
+    }                                                                                      \
   } while (false)
 /// Checks that two tensors are close, printing both when they are not.
-#define CHECK_CLOSE(a, b, tolerance)                     \
-  do {                                                   \
-    const ::tandem::Tensor a_ = (a), b_ = (b);           \
-    INFO(a_.str(), "\n", b_.str());                      \
+#define CHECK_CLOSE(a, b, tolerance)                         \
+  do {                                                       \
+    const ::tandem::Tensor a_ = (a), b_ = (b);               \
+    INFO(a_.str(), "\n", b_.str());                          \
     CHECK(::tandem::allclose(a_, b_, tolerance, tolerance)); \
   } while (false)

@@ -86,7 +86,6 @@ TEST_CASE("training follows PyTorch's trajectories") {
     const Tensor logits = model(test_x);
     const auto correct = sum(argmax(logits, 1) == test_y).item<int64_t>();
     CHECK(std::abs(correct - run["test1000_correct"].get<int64_t>()) <= 8);
-    CHECK(loss_fn(logits, test_y).item<double>() ==
-          doctest::Approx(run["test1000_loss"].get<double>()).epsilon(5e-3));
+    CHECK(loss_fn(logits, test_y).item<double>() == doctest::Approx(run["test1000_loss"].get<double>()).epsilon(5e-3));
   }
 }
