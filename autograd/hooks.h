@@ -22,8 +22,8 @@ class HookList;
 class [[nodiscard]] HookHandle {
  public:
   HookHandle() = default;
-  HookHandle(HookHandle&&) = default;
-  HookHandle& operator=(HookHandle&& other) {
+  HookHandle(HookHandle&&) noexcept = default;
+  HookHandle& operator=(HookHandle&& other) noexcept {
     reset();
     remove_ = std::move(other.remove_);
     return *this;

@@ -25,7 +25,9 @@ AdamOptions to_adam(const AdamWOptions& o) {
 
 template <class Group>
 std::vector<Group> one_group(std::vector<Tensor> parameters) {
-  return {{.params = std::move(parameters)}};
+  std::vector<Group> groups(1);
+  groups.front().params = std::move(parameters);
+  return groups;
 }
 
 }  // namespace

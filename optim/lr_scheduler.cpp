@@ -84,7 +84,8 @@ StepLR::StepLR(Optimizer& optimizer, int64_t step_size, double gamma)
 }
 
 double StepLR::lr_at(int64_t step, double base) const {
-  return base * std::pow(gamma_, static_cast<double>(step / step_size_));
+  const int64_t decays = step / step_size_;
+  return base * std::pow(gamma_, static_cast<double>(decays));
 }
 
 Settings StepLR::settings() const { return {{"step_size", static_cast<double>(step_size_)}, {"gamma", gamma_}}; }

@@ -82,7 +82,7 @@ void Optimizer::zero_grad() {
 Tensor Optimizer::checked_gradient(std::size_t index) const {
   const Slot& slot = slots_[index];
   const Tensor& p = slot.parameter;
-  const Tensor g = p.grad();
+  Tensor g = p.grad();
   if (!g.defined()) return g;
   check(
       g.shape() == p.shape() && g.dtype() == p.dtype() && g.device() == p.device(), name(),

@@ -7,11 +7,9 @@ cd "$(dirname "$0")/.."
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES
 say "Configuring and building (build/)"
-if [ -f build/build.ninja ]; then
-  [ $# = 0 ] || meson configure build "$@"
-else
-  meson setup build "$@"
-fi
+again=""
+[ -f build/build.ninja ] && again="--reconfigure"  # it may have been configured before the tests' packages were there
+meson setup $again build -Dtests=enabled -Dexamples=enabled "$@"
 ninja -C build
 say "Running the tests"
 meson test -C build --no-rebuild --print-errorlogs

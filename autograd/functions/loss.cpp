@@ -115,7 +115,7 @@ RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const 
 // The mean of a part without weight is 0, and so is its gradient.
 Tensor finish(const RowLosses& rows, Reduction reduction) {
   if (reduction == Reduction::none) return rows.losses;
-  const Tensor total = sum(rows.losses);
+  Tensor total = sum(rows.losses);
   if (reduction == Reduction::sum) return total;
   const double normalizer = sum(rows.weights).item<double>();
   return total * (normalizer == 0 ? 0.0 : 1.0 / normalizer);
@@ -145,9 +145,10 @@ LossParts nll_loss_parts(const Tensor& log_probabilities, const Tensor& labels, 
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
   check(x.shape() == target.shape(), "mse_loss", "the shapes differ: input is {}, target is {}", x.shape(),
         target.shape());
-  const Tensor distance = x - target, squares = distance * distance;
+  const Tensor distance = x - target;
+  Tensor squares = distance * distance;
   if (reduction == Reduction::none) return squares;
-  const Tensor total = sum(squares);
+  Tensor total = sum(squares);
   return reduction == Reduction::sum ? total : total / static_cast<double>(std::max<int64_t>(1, x.numel()));
 }
 LossParts mse_loss_parts(const Tensor& x, const Tensor& target) {

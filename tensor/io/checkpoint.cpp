@@ -132,8 +132,8 @@ void save(const std::string& path, const std::vector<StateRef<const Stateful>>& 
   check_names("save", parts);
   NamedTensors entries;
   std::vector<std::string> names;
-  const auto add = [&](const std::string& part, NamedTensors state) {
-    for (auto& [name, t] : state) entries.emplace_back(part + "." + name, std::move(t));
+  const auto add = [&](const std::string& part, const NamedTensors& state) {
+    for (const auto& [name, t] : state) entries.emplace_back(part + "." + name, t);
   };
   for (const auto& part : parts) {
     names.push_back(part.name());
