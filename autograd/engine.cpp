@@ -32,6 +32,10 @@ struct NodeState {
 Tensor sum_up(Tensor sum, const Tensor& more, bool& owned) {
   if (!sum.defined()) return more;
   if (!more.defined()) return sum;
+  if (!is_real(sum.dtype())) {  // 16-bit types are only stored
+    owned = true;
+    return sum.to(float32).add_(more.to(float32)).to(sum.dtype());
+  }
   if (!owned) {
     sum = sum.clone();
     owned = true;
@@ -44,11 +48,11 @@ class Run {
   explicit Run(bool retain_graph) : retain_graph_(retain_graph) {}
 
   void add_root(const Tensor& root, Tensor gradient) {
-    auto [node, output] = source(root);
-    NodeState& state = states_[node.get()];
+    Edge edge = source(root);
+    NodeState& state = states_[edge.node.get()];
     ++state.pending;
-    state.contributions.push_back({output, std::move(gradient)});
-    roots_.push_back(node);
+    state.contributions.push_back({edge.output, std::move(gradient)});
+    roots_.push_back(std::move(edge.node));
   }
 
   void discover() {
@@ -63,6 +67,9 @@ class Run {
       for (std::size_t i = 0; i < node->inputs.size(); ++i) {
         Node* target = node->inputs[i].node.get();
         if (target == nullptr) continue;
+        if (const LeafNode* leaf = target->as_leaf())
+          check(!leaf->converted_since(node->inputs[i].conversions), node->name,
+                "backward leads to a leaf that was moved or converted after the forward; run the forward again");
         NodeState& target_state = states_[target];
         state.slots[i] = static_cast<std::uint32_t>(target_state.contributions.size());
         target_state.contributions.push_back({node->inputs[i].output, {}});
@@ -76,10 +83,10 @@ class Run {
   void capture(const std::vector<Tensor>& inputs, std::vector<Tensor>& results) {
     for (auto& [node, state] : states_) state.needed = false;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      auto [node, output] = source(inputs[i]);
-      const auto found = states_.find(node.get());
+      const Edge edge = source(inputs[i]);
+      const auto found = states_.find(edge.node.get());
       if (found == states_.end()) continue;
-      found->second.captures.emplace_back(output, &results[i]);
+      found->second.captures.emplace_back(edge.output, &results[i]);
       found->second.needed = true;
     }
     std::sort(order_.begin(), order_.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
@@ -124,6 +131,12 @@ class Run {
   void queue_callback(UniqueFunction<void()> callback) {
     std::lock_guard lock(mutex_);
     callbacks_.push_back(std::move(callback));
+  }
+  bool first(const void* key) {
+    std::lock_guard lock(mutex_);
+    if (std::find(keys_.begin(), keys_.end(), key) != keys_.end()) return false;
+    keys_.push_back(key);
+    return true;
   }
 
  private:
@@ -306,6 +319,7 @@ class Run {
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<bool> stopped_{false};
   std::vector<UniqueFunction<void()>> callbacks_;
+  std::vector<const void*> keys_;  // given to first_in_backward
 };
 
 thread_local Run* Run::t_current = nullptr;
@@ -385,6 +399,10 @@ HookHandle register_post_accumulate_grad_hook(const Tensor& leaf, LeafHook hook)
 void accumulate_grad(const Tensor& leaf, Tensor gradient) {
   const NoGradGuard no_grad;
   LeafNode& node = leaf_of("accumulate_grad", leaf);
+  check(gradient.defined() && gradient.shape() == leaf.shape() && gradient.dtype() == leaf.dtype() &&
+            gradient.device() == leaf.device(),
+        "accumulate_grad", "the gradient does not fit the leaf, which is {} {} on {}", leaf.dtype(), leaf.shape(),
+        leaf.device());
   if (!node.hooks.empty())
     for (const auto& hook : node.hooks[0].snapshot())
       if (Tensor replaced = (*hook)(gradient); replaced.defined()) gradient = std::move(replaced);
@@ -397,6 +415,11 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient) {
 void queue_callback(UniqueFunction<void()> callback) {
   check(Run::current() != nullptr, "queue_callback", "no backward is running on this thread; call it from a hook");
   Run::current()->queue_callback(std::move(callback));
+}
+
+bool first_in_backward(const void* key) {
+  check(Run::current() != nullptr, "first_in_backward", "no backward is running on this thread; call it from a hook");
+  return Run::current()->first(key);
 }
 
 }  // namespace tandem::autograd

@@ -56,6 +56,11 @@ TensorMeta LeafNode::leaf_meta() const {
   return {owner->shape, owner->dtype, owner->storage->device()};
 }
 
+bool LeafNode::converted_since(std::uint32_t conversions) const {
+  const auto owner = owner_.lock();
+  return owner && owner->conversions != conversions;
+}
+
 void LeafNode::backward(Gradients& gradients) {
   if (!gradients.arrived(0)) return;
   const auto owner = owner_.lock();
@@ -85,6 +90,10 @@ Tensor LeafNode::grad() {
 void LeafNode::set_grad(Tensor gradient) {
   std::lock_guard lock(mutex_);
   grad_ = std::move(gradient);
+}
+Tensor LeafNode::take_grad() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(grad_, {});
 }
 void LeafNode::set_destination(Tensor destination) {
   std::lock_guard lock(mutex_);
@@ -163,7 +172,7 @@ void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, 
               "uses a view that was made before its base was changed in place; make the view again after the change");
         edge = {meta.grad_fn, meta.output};
       } else {
-        edge = {meta.leaf, 0};
+        edge = {meta.leaf, 0, t->impl()->conversions};
       }
     }
     node->inputs.push_back(std::move(edge));

@@ -24,6 +24,7 @@ class LeafNode;
 struct Edge {
   std::shared_ptr<Node> node;
   std::uint32_t output = 0;
+  std::uint32_t conversions = 0;  // of a leaf when the operation was recorded
 };
 
 /// What a gradient must look like.
@@ -94,8 +95,12 @@ class LeafNode final : public Node {
   TensorMeta leaf_meta() const;
   /// False once the leaf tensor is destroyed: its gradient would be seen by nobody.
   bool alive() const { return !owner_.expired(); }
+  /// Whether the leaf has had another shape, type or device since it was at `conversions`.
+  bool converted_since(std::uint32_t conversions) const;
   Tensor grad();
   void set_grad(Tensor gradient);
+  /// The gradient, which is undefined from then on.
+  Tensor take_grad();
   /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
   void set_destination(Tensor destination);
   Tensor destination();

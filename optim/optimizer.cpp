@@ -4,7 +4,6 @@
 #include <set>
 
 #include <tandem/autograd/grad_mode.h>
-#include <tandem/autograd/node.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/tensor/create.h>
 
@@ -72,10 +71,8 @@ std::vector<Tensor> Optimizer::parameters() const {
 }
 
 void Optimizer::zero_grad() {
-  // Not through set_grad, which refuses a parameter that was frozen after it had got a gradient.
-  for (const Slot& slot : slots_)
-    if (const autograd::Meta* meta = autograd::meta_of(slot.parameter); meta != nullptr && meta->leaf)
-      meta->leaf->set_grad({});
+  for (Slot& slot : slots_)
+    if (slot.parameter.grad().defined()) slot.parameter.set_grad({});
 }
 
 // A model may have been moved or converted since its gradient was computed.

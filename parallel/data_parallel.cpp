@@ -1,6 +1,7 @@
 #include <tandem/parallel/data_parallel.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/node.h>
@@ -37,7 +38,8 @@ struct DataParallel::State {
   struct Entry {
     Tensor master;
     bool is_parameter;
-    std::vector<Tensor> replicas;      // replica i on device i
+    std::vector<Tensor> replicas;  // replica i on device i
+    std::shared_ptr<const ReplicaSet> set;
     std::shared_ptr<Storage> storage;  // of the master when the replicas were made
     std::uint32_t version = 0;         // of a buffer when it was copied
   };
@@ -47,7 +49,7 @@ struct DataParallel::State {
   Device output_device;
   int dim = 0;
   std::vector<Entry> entries;
-  bool reduce_queued = false;
+  std::mutex mutex;  // of the entries, which several threads may bring up to date
 
   void bind(Entry& entry) {
     entry.storage = entry.master.identity()->storage;
@@ -63,16 +65,17 @@ struct DataParallel::State {
       entry.replicas.push_back(replica);
       set->replicas.push_back(replica.identity());
     }
-    entry.master.identity()->replicas = std::move(set);
+    entry.set = std::move(set);
   }
 
   // Brings every replica up to the master's values and settings.
   void replicate() {
     const NoGradGuard no_grad;
-    reduce_queued = false;  // a backward that threw may have left it set
+    const std::lock_guard lock(mutex);
     for (Entry& entry : entries) {
       TensorImpl& master = *entry.master.identity();
-      if (!master.replicas || master.replicas->owner != this || entry.storage != master.storage) bind(entry);
+      if (entry.storage != master.storage) bind(entry);
+      if (master.replicas != entry.set) master.replicas = entry.set;  // another wrapper may have put its own
       if (!entry.is_parameter && entry.version != entry.master.version()) {
         for (std::size_t i = 1; i < devices.size(); ++i) entry.replicas[i].copy_(on_device(entry.master, devices[i]));
         entry.version = entry.master.version();
@@ -107,7 +110,7 @@ struct DataParallel::State {
     });
   }
 
-  // A backward that threw may have left some behind.
+  // Drops what a backward that threw has left behind.
   void clear_gradients() {
     for (Entry& entry : entries)
       for (Tensor& replica : entry.replicas)
@@ -117,14 +120,13 @@ struct DataParallel::State {
   // Adds the replicas' gradients to the masters', in a fixed order.
   void reduce() {
     const NoGradGuard no_grad;
-    reduce_queued = false;
     for (Entry& entry : entries) {
       if (!entry.is_parameter || !entry.master.requires_grad()) continue;
       Tensor total;
       for (Tensor& replica : entry.replicas) {
-        const Tensor g = replica.grad();
+        const autograd::Meta* meta = autograd::meta_of(replica);
+        const Tensor g = meta != nullptr && meta->leaf ? meta->leaf->take_grad() : Tensor();
         if (!g.defined()) continue;
-        replica.set_grad({});
         if (total.defined())
           total.add_(on_device(g, total.device()));
         else
@@ -139,16 +141,28 @@ struct DataParallel::State {
 
 namespace {
 
+// What is queued for the end of a backward. Destroyed before it has run, it drops the gradients of that backward.
+template <class State>
+struct QueuedReduction {
+  explicit QueuedReduction(std::shared_ptr<State> s) : state(std::move(s)) {}
+  QueuedReduction(QueuedReduction&&) = default;
+  ~QueuedReduction() {
+    if (state) state->clear_gradients();
+  }
+  std::shared_ptr<State> state;
+};
+
 // Passes a result through a node that has the gradients reduced at the end of backward.
 template <class State>
 Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result) {
   if (!autograd::needs_grad(result)) return result;
   Tensor y = result.detach();
   autograd::record("data_parallel", {&result}, y, [state](autograd::Gradients& g) {
-    if (!std::exchange(state->reduce_queued, true)) {
-      state->clear_gradients();
-      autograd::queue_callback([state] { state->reduce(); });
-    }
+    if (autograd::first_in_backward(state.get()))
+      autograd::queue_callback([reduction = QueuedReduction<State>(state)]() mutable {
+        reduction.state->reduce();
+        reduction.state = nullptr;
+      });
     g.set(0, g[0]);
   });
   return y;
@@ -159,6 +173,9 @@ Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result)
 DataParallel::DataParallel(std::shared_ptr<nn::Module> module, const DataParallelOptions& options)
     : state_(std::make_shared<State>()) {
   check(module != nullptr, "DataParallel", "the module is empty; make it first, as in std::make_shared<Net>()");
+  for (const nn::Module* part : module->modules())
+    check(dynamic_cast<const DataParallel*>(part) == nullptr, "DataParallel",
+          "the module contains a DataParallel already; wrap the whole model once");
   const std::vector<Tensor> parameters = module->parameters();
   const DeviceType type = parameters.empty() ? DeviceType::cpu : parameters.front().device().type();
   for (const DeviceId& id : options.device_ids) state_->devices.push_back(id.resolve(type));

@@ -19,7 +19,8 @@ struct DataParallelOptions {
 /// saved in any mode loads in any other.
 class DataParallel : public nn::Module {
  public:
-  /// Throws Error when a device does not exist or is listed twice, or a parameter is not on the first one.
+  /// Throws Error when a device does not exist or is listed twice, a parameter is not on the first one, or the
+  /// module contains a DataParallel.
   explicit DataParallel(std::shared_ptr<nn::Module> module, const DataParallelOptions& options = {});
   ~DataParallel() override;
   /// Cuts the input into parts whose sizes differ by at most one, runs each on its device, and joins the outputs on the

@@ -12,12 +12,10 @@ struct DistributedDataParallel::State {
   std::shared_ptr<nn::Module> module;
   std::shared_ptr<ProcessGroup> group;
   NamedTensors parameters;
-  bool reduce_queued = false;
 
   // Averages the gradients over the ranks, all of one dtype in one call.
   void reduce() {
     const NoGradGuard no_grad;
-    reduce_queued = false;
     for (const auto& [name, p] : parameters)
       check(!p.requires_grad() || p.grad().defined(), "DistributedDataParallel",
             "rank {} of {}: parameter '{}' got no gradient in this backward; every parameter must take part in the "
@@ -47,7 +45,7 @@ Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result)
   if (!autograd::needs_grad(result)) return result;
   Tensor y = result.detach();
   autograd::record("distributed_data_parallel", {&result}, y, [state](autograd::Gradients& g) {
-    if (!std::exchange(state->reduce_queued, true)) autograd::queue_callback([state] { state->reduce(); });
+    if (autograd::first_in_backward(state.get())) autograd::queue_callback([state] { state->reduce(); });
     g.set(0, g[0]);
   });
   return y;
@@ -81,13 +79,11 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
 }
 
 Tensor DistributedDataParallel::forward(const Tensor& x) {
-  state_->reduce_queued = false;  // a backward that threw may have left it set
   const RandomStream stream(state_->group->rank());
   return with_reduction(state_, (*state_->module)(x));
 }
 
 std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor> inputs) {
-  state_->reduce_queued = false;
   const RandomStream stream(state_->group->rank());
   std::vector<Tensor> outputs = state_->module->forward_all(inputs);
   for (Tensor& y : outputs) y = with_reduction(state_, y);
@@ -97,7 +93,6 @@ std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor>
 Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
   check(criterion.reduction() == Reduction::mean, "DistributedDataParallel",
         "loss needs a criterion with Reduction::mean; for others compute criterion(model(x), y)");
-  state_->reduce_queued = false;
   LossParts parts;
   {
     const RandomStream stream(state_->group->rank());

@@ -125,6 +125,7 @@ Scalar Tensor::item_scalar() const {
 void Tensor::set_data(const Tensor& source) {
   TensorImpl& t = *impl();
   const TensorImpl& s = *source.impl();
+  if (t.shape != s.shape || t.dtype != s.dtype || t.storage->device() != s.storage->device()) ++t.conversions;
   t.storage = s.storage;
   t.offset = s.offset;
   t.shape = s.shape;

@@ -204,7 +204,8 @@ struct TensorImpl {
   Shape shape, strides;
   DType dtype = float32;
   bool contiguous = true;
-  bool is_view = false;  // made by a view operation
+  bool is_view = false;           // made by a view operation
+  std::uint32_t conversions = 0;  // how often set_data changed shape, type or device
   std::unique_ptr<AutogradSlot> autograd;
   std::shared_ptr<const ReplicaSet> replicas;  // set on parameters and buffers of a data-parallel model
 

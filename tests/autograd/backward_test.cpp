@@ -309,4 +309,28 @@ TEST_CASE("grad: what it returns is the caller's own") {
   CHECK_NOTHROW(s[0].add_(1));
 }
 
+TEST_CASE("gradients of a 16-bit tensor with two uses are added") {
+  const Tensor x = leaf({1, 2});
+  const Tensor half = x.to(bfloat16);
+  sum(half.to(float32) * 2 + half.to(float32)).backward();
+  CHECK(equal(x.grad(), full({2}, 3.0)));
+}
+
+TEST_CASE("a leaf that is converted between forward and backward is an error") {
+  Tensor w = leaf({{1, 2, 3}, {4, 5, 6}});
+  const Tensor loss = sum(linear(ones({4, 3}), w));
+  w.set_data(w.detach().to(float64));
+  CHECK_ERROR(loss.backward(), "[linear]", "moved or converted after the forward");
+  sum(linear(ones({4, 3}, {.dtype = float64}), w)).backward();
+  CHECK(w.grad().dtype() == float64);
+}
+
+TEST_CASE("accumulate_grad refuses a gradient that does not fit the leaf") {
+  const Tensor w = ones({2}, {.requires_grad = true});
+  CHECK_ERROR(autograd::accumulate_grad(w, ones({3})), "[accumulate_grad]", "float32 {2} on cpu:0");
+  CHECK_ERROR(autograd::accumulate_grad(w, ones({2}, {.dtype = float64})), "[accumulate_grad]");
+  CHECK_ERROR(autograd::accumulate_grad(w, {}), "[accumulate_grad]");
+  CHECK_FALSE(w.grad().defined());
+}
+
 }  // namespace tandem::test

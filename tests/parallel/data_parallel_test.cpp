@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include <tandem/tandem.h>
 #include <tandem/tests/support/test.h>
@@ -179,6 +180,65 @@ TEST_CASE("a backward that throws leaves nothing behind for the next") {
   CHECK(equal(net->parameters()[0].grad(), expected));
 }
 
+TEST_CASE("a backward that throws does not keep the next from reducing a graph made before") {
+  struct Fragile : autograd::Function<Fragile> {
+    Tensor forward(autograd::Context&, const Tensor& x, const std::atomic<bool>* broken) {
+      broken_ = broken;
+      return x * 1;
+    }
+    std::vector<Tensor> backward(autograd::Context&, const std::vector<Tensor>& gradients) {
+      check(!*broken_, "Fragile", "breaks");
+      return gradients;
+    }
+    const std::atomic<bool>* broken_ = nullptr;
+  };
+  struct Net : nn::Module {
+    Tensor forward(const Tensor& x) override { return Fragile::apply(fc(x), &broken); }
+    nn::Linear fc = register_module("fc", nn::Linear(3, 2));
+    std::atomic<bool> broken{false};
+  };
+  const Devices count(2);
+  auto net = std::make_shared<Net>();
+  parallel::DataParallel model(net);
+  const Tensor first = sum(model(ones({4, 3}))), second = sum(model(ones({6, 3})));
+  net->broken = true;
+  CHECK_ERROR(first.backward(), "breaks");
+  net->broken = false;
+  second.backward();
+  CHECK_CLOSE(net->fc->weight.grad(), full({2, 3}, 6.0), 1e-6);
+}
+
+TEST_CASE("two wrappers of one module keep their own graphs") {
+  const Devices count(2);
+  auto net = std::make_shared<nn::LinearImpl>(3, 2);
+  parallel::DataParallel a(net), b(net);
+  const Tensor first = sum(a(ones({4, 3}))), other = sum(b(ones({5, 3}))), second = sum(a(ones({6, 3})));
+  (first + other + second).backward();
+  CHECK_CLOSE(net->weight.grad(), full({2, 3}, 15.0), 1e-6);
+}
+
+TEST_CASE("backwards of several threads through one model all arrive") {
+  const Devices count(2);
+  auto net = std::make_shared<nn::LinearImpl>(3, 2);
+  parallel::DataParallel model(net);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) sum(model(ones({4, 3}))).backward();
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_CLOSE(net->weight.grad(), full({2, 3}, 800.0), 1e-6);
+}
+
+TEST_CASE("a model that is converted between forward and backward is an error") {
+  const Devices count(2);
+  auto net = std::make_shared<nn::LinearImpl>(3, 2);
+  parallel::DataParallel model(net);
+  const Tensor loss = sum(model(ones({4, 3})));
+  net->to(float64);
+  CHECK_ERROR(loss.backward(), "[accumulate_grad]", "float64");
+}
+
 TEST_CASE("evaluation under NoGradGuard records nothing") {
   const Devices count(2);
   auto net = make_net();
@@ -192,6 +252,7 @@ TEST_CASE("mistakes are sentences") {
   const Devices count(2);
   auto net = make_net();
   CHECK_ERROR(parallel::DataParallel(nullptr), "the module is empty");
+  CHECK_ERROR(parallel::DataParallel(std::make_shared<parallel::DataParallel>(net)), "contains a DataParallel");
   CHECK_ERROR(parallel::DataParallel(net, {.device_ids = {"cpu:0", "cpu:2"}}), "cpu:2 does not exist");
   CHECK_ERROR(parallel::DataParallel(net, {.device_ids = {0, 0}}), "cpu:0 is listed twice");
   CHECK_ERROR(parallel::DataParallel(net, {.device_ids = {1}}), "'0.weight' is on cpu:0", "call module->to(\"cpu:1\")");
