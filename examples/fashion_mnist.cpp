@@ -2,6 +2,8 @@
 #include <tandem/tandem.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <optional>
 
 #include "fashion_mnist_options.h"
@@ -44,14 +46,16 @@ class Trainer {
         device_(ddp_mode_ && o_.device == "cuda" ? parallel::local_device() : Device(o_.device)),
         report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", !o_.resume.empty()) {
     check_exists("fashion_mnist", device_);
-    manual_seed(o_.seed);
+    check_files();
+    manual_seed(static_cast<std::uint64_t>(o_.seed));
     net_ = std::make_shared<Net>();
     net_->to(device_);
     optimizer_ = make_optimizer(o_, net_->parameters());
     // The parallel modes: one added line each.
     if (o_.parallel == "dp") dp_.emplace(net_);
     if (o_.parallel == "ddp") ddp_.emplace(net_);
-    if (!o_.resume.empty()) load(o_.resume, {net_, optimizer_, progress_}, {.map_location = device_});
+    progress_.numbers = settings();
+    if (!o_.resume.empty()) resume();
   }
 
   void run() {
@@ -63,7 +67,7 @@ class Trainer {
                          train_set_.size(), data::DistributedSamplerOptions{.num_replicas = ranks,
                                                                             .rank = parallel::rank(),
                                                                             .shuffle = o_.shuffle,
-                                                                            .seed = o_.seed,
+                                                                            .seed = static_cast<std::uint64_t>(o_.seed),
                                                                             .mode = data::DistributedMode::exact})});
     // Ranks can differ by one row, and so by one batch: the shorter one ends with an empty batch.
     const std::int64_t batches = (train_set_.size() + o_.batch_size - 1) / o_.batch_size;
@@ -90,15 +94,46 @@ class Trainer {
   }
 
  private:
+  // What would only be noticed after hours of training is checked before.
+  void check_files() const {
+    for (const data::FashionMNIST* set : {&train_set_, &test_set_})
+      check(set->size() > 0, "fashion_mnist", "the {} set is empty; give another folder by --data",
+            set == &train_set_ ? "training" : "test");
+    if (o_.save.empty()) return;
+    const std::filesystem::path folder = std::filesystem::absolute(o_.save).parent_path();
+    check(std::filesystem::is_directory(folder) && !std::filesystem::is_directory(o_.save), "fashion_mnist",
+          "--save {} cannot be written: give a file in a folder that exists", o_.save);
+  }
+
+  // Progress counts batches, so it is only true for the same batches in the same order.
+  std::map<std::string, double> settings() const {
+    return {{"batch_size", static_cast<double>(o_.batch_size)},
+            {"seed", static_cast<double>(o_.seed)},
+            {"shuffle", o_.shuffle ? 1.0 : 0.0},
+            {"optimizer", o_.optimizer == "sgd"    ? 0.0
+                          : o_.optimizer == "adam" ? 1.0
+                                                   : 2.0}};
+  }
+
+  void resume() {
+    load(o_.resume, {net_, optimizer_, progress_}, {.map_location = device_});
+    for (const auto& [name, value] : settings())
+      check(progress_.numbers[name] == value, "fashion_mnist",
+            "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", o_.resume, name,
+            progress_.numbers[name], value);
+  }
+
   std::string describe() const {
     const std::string where = dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
-                              : ddp_ ? fmt::format("DistributedDataParallel on {} processes", parallel::world_size())
+                              : ddp_ ? fmt::format("DistributedDataParallel on {} process{}", parallel::world_size(),
+                                                   parallel::world_size() == 1 ? "" : "es")
                                      : fmt::format("{}", device_);
     const int threads = num_threads() * parallel::world_size();
-    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer, o_.lr,
-                                   o_.batch_size, threads, threads == 1 ? "" : "s", where);
+    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
+                                   optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
     if (!o_.resume.empty())
       text += fmt::format("\nresumed from {}: epoch {}, batch {}", o_.resume, progress_.epoch + 1, progress_.batch);
+    if (progress_.epoch >= o_.epochs) text += "\nnothing is left to do: the epochs asked for are done";
     return text;
   }
 
@@ -171,7 +206,7 @@ class Trainer {
 };
 
 void train_as_rank(const Options& o) {
-  parallel::init_process_group();
+  parallel::init_process_group({.timeout_seconds = 300});  // rank 0 evaluates and saves while the others wait
   const int ranks = parallel::world_size();
   check(o.batch_size % ranks == 0, "fashion_mnist",
         "--batch-size {} cannot be divided evenly among {} processes; give a multiple of {}", o.batch_size, ranks,
@@ -182,9 +217,12 @@ void train_as_rank(const Options& o) {
 }
 
 int run(const Options& o) {
+  const bool is_rank = std::getenv("RANK") != nullptr;
+  check(!is_rank || o.parallel == "ddp", "fashion_mnist",
+        "several processes were started, but --parallel is {}; give --parallel ddp", o.parallel);
   if (o.parallel == "ddp") {
     if (o.nproc > 0) return parallel::spawn([&](int, int) { train_as_rank(o); }, {.nprocs = o.nproc});
-    check(std::getenv("RANK") != nullptr, "fashion_mnist",
+    check(is_rank, "fashion_mnist",
           "--parallel ddp needs several processes: give --nproc 2, or start it as `tandem-run -n 2 fashion_mnist ...`");
     train_as_rank(o);
     return 0;

@@ -42,7 +42,9 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_flag("--shuffle,!--no-shuffle", o.shuffle, "a new order of the data in each epoch (default), or file order");
-  app.add_option("--seed", o.seed, "of the initial weights and the order of the data")->capture_default_str();
+  app.add_option("--seed", o.seed, "of the initial weights and the order of the data")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 53))
+      ->capture_default_str();
   app.add_option("--data", o.data,
                  "folder of the four IDX files (default: where Debian's dataset-fashion-mnist puts them)")
       ->type_name("DIR");

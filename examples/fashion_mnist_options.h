@@ -16,7 +16,7 @@ struct Options {
   double momentum = 0;
   double weight_decay = 0;
   bool shuffle = true;
-  std::uint64_t seed = 0;
+  std::int64_t seed = 0;
   std::string data;
   std::string save, resume, log;
   std::int64_t save_every = 0;

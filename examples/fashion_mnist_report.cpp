@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include <tandem/tensor/error.h>
@@ -56,12 +57,14 @@ void Report::end_epoch(const EpochResult& r) {
                    terminal_ ? "\r" : "", r.epoch, epochs_, r.train_loss, r.test_loss, 100 * r.test_accuracy,
                    r.samples_per_s, terminal_ ? "          " : ""));
   if (log_ == nullptr) return;
-  const bool ok =
-      std::fputs(fmt::format("{{\"event\":\"epoch\",\"epoch\":{},\"train_loss\":{:.9g},\"test_loss\":{:.9g},"
-                             "\"test_accuracy\":{:.9g},\"samples_per_s\":{:.1f}}}\n",
-                             r.epoch, r.train_loss, r.test_loss, r.test_accuracy, r.samples_per_s)
-                     .c_str(),
-                 log_) >= 0 &&
-      std::fflush(log_) == 0;
+  // JSON has no NaN and no infinity.
+  auto number = [](double v) { return std::isfinite(v) ? fmt::format("{:.9g}", v) : std::string("null"); };
+  const bool ok = std::fputs(fmt::format("{{\"event\":\"epoch\",\"epoch\":{},\"train_loss\":{},\"test_loss\":{},"
+                                         "\"test_accuracy\":{},\"samples_per_s\":{:.1f}}}\n",
+                                         r.epoch, number(r.train_loss), number(r.test_loss), number(r.test_accuracy),
+                                         r.samples_per_s)
+                                 .c_str(),
+                             log_) >= 0 &&
+                  std::fflush(log_) == 0;
   tandem::check(ok, "fashion_mnist", "the log {} cannot be written: {}", log_path_, std::strerror(errno));
 }

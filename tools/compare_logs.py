@@ -1,13 +1,17 @@
 """Prints a table of training logs (--log of examples/fashion_mnist), one row a file, against the first."""
 
 import json
+import math
 import pathlib
 import sys
 
 
 def last_epoch(path):
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [r for r in records if r["event"] == "epoch"][-1]
+    epochs = [r for r in records if r["event"] == "epoch"]
+    if not epochs:
+        sys.exit(f"{path.stem}: no epoch was trained, so there is nothing to compare")
+    return {key: math.nan if value is None else value for key, value in epochs[-1].items()}
 
 
 def main():

@@ -11,6 +11,7 @@ namespace {
 struct Job {
   int rank = 0, world_size = 1;
   ShmHeader* segment = nullptr;
+  double timeout_seconds = 30;
   int groups = 0;
   std::shared_ptr<ProcessGroup> all;
 };
@@ -42,7 +43,7 @@ std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks) {
   Job& j = *job();
   check(j.groups < kMaxShmGroups, "new_group", "there are {} groups already; at most {} are supported", j.groups,
         kMaxShmGroups);
-  return std::make_shared<ShmGroup>(j.segment, j.groups++, ranks, j.rank);
+  return std::make_shared<ShmGroup>(j.segment, j.groups++, ranks, j.rank, j.timeout_seconds);
 }
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
@@ -64,6 +65,9 @@ void init_process_group(const InitOptions& options) {
   next->world_size = required("WORLD_SIZE", options.world_size);
   check(next->rank < next->world_size, "init_process_group", "rank {} is out of range: WORLD_SIZE is {}", next->rank,
         next->world_size);
+  check(options.timeout_seconds > 0, "init_process_group", "timeout_seconds is {}; it must be positive",
+        options.timeout_seconds);
+  next->timeout_seconds = options.timeout_seconds;
   next->segment = map_shm_segment(required(kShmVariable, -1), next->world_size);
   job() = std::move(next);
   std::vector<int> ranks;

@@ -42,6 +42,7 @@ struct InitOptions {
   std::string backend = {};  // "shm"; empty: the best for the device at hand
   int rank = -1;
   int world_size = -1;
+  double timeout_seconds = 30;  // how long a collective waits for a rank that does not come
 };
 /// Joins the job: makes the default group, to which all ranks belong.
 void init_process_group(const InitOptions& options = {});

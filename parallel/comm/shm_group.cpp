@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -77,7 +79,10 @@ const char* operation_name(int operation) {
 }
 
 std::string describe(const Fingerprint& f) {
-  return fmt::format("{} number {} of {} {} elements", operation_name(f.operation), f.sequence, f.count,
+  if (f.operation == 2) return fmt::format("barrier (call {})", f.sequence);
+  constexpr const char* kOps[] = {"sum", "product", "min", "max", "avg"};
+  const std::string how = f.operation == 0 ? fmt::format("{}", kOps[f.reduce_op]) : fmt::format("root {}", f.root);
+  return fmt::format("{} ({}, call {}) of {} {} elements", operation_name(f.operation), how, f.sequence, f.count,
                      name(static_cast<DType>(f.dtype)));
 }
 
@@ -88,8 +93,11 @@ std::string describe_end(int status) {
 
 }  // namespace
 
-ShmGroup::ShmGroup(ShmHeader* segment, int number, std::vector<int> ranks, int world_rank)
-    : segment_(segment), barrier_(segment->barriers[number]), ranks_(std::move(ranks)) {
+ShmGroup::ShmGroup(ShmHeader* segment, int number, std::vector<int> ranks, int world_rank, double timeout_seconds)
+    : segment_(segment),
+      barrier_(segment->barriers[number]),
+      ranks_(std::move(ranks)),
+      timeout_seconds_(timeout_seconds) {
   const auto found = std::find(ranks_.begin(), ranks_.end(), world_rank);
   if (found != ranks_.end()) rank_ = static_cast<int>(found - ranks_.begin());
 }
@@ -103,6 +111,7 @@ char* ShmGroup::slot(int member) const {
 // Waits for all members; a dead or silent one becomes an exception that names it.
 void ShmGroup::meet(const char* what) {
   const std::uint32_t generation = barrier_.generation.load(std::memory_order_acquire);
+  const std::uint32_t visit = barrier_.visits[rank_].fetch_add(1, std::memory_order_relaxed) + 1;
   if (barrier_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks_.size()) {
     barrier_.arrived.store(0, std::memory_order_relaxed);
     barrier_.generation.fetch_add(1, std::memory_order_release);
@@ -123,12 +132,15 @@ void ShmGroup::meet(const char* what) {
         dead >= 0 && std::find(ranks_.begin(), ranks_.end(), dead) != ranks_.end())
       throw CommError(dead, fmt::format("rank {} of {}: rank {} {} while this rank waited in {}", rank_, size(), dead,
                                         describe_end(segment_->dead_status), what));
-    if (std::chrono::steady_clock::now() - start < kTimeout) continue;
+    if (std::chrono::steady_clock::now() - start < std::chrono::duration<double>(timeout_seconds_)) continue;
+    std::vector<int> missing;
+    for (int i = 0; i < size(); ++i)
+      if (barrier_.visits[i].load(std::memory_order_relaxed) != visit) missing.push_back(i);
     throw CommError(
-        -1,
-        fmt::format("rank {} of {}: waited {} s in {} for {} of {} ranks; they are stopped, slow, or in "
-                    "another part of the program",
-                    rank_, size(), kTimeout.count(), what, size() - static_cast<int>(barrier_.arrived.load()), size()));
+        missing.empty() ? -1 : missing.front(),
+        fmt::format("rank {} of {}: waited {} s in {} for rank {}, which is stopped, slow, or in another part "
+                    "of the program; a longer wait is set by InitOptions::timeout_seconds",
+                    rank_, size(), timeout_seconds_, what, fmt::join(missing, " and ")));
   }
 }
 
@@ -150,6 +162,8 @@ void ShmGroup::agree(const char* what, Fingerprint mine) {
 }
 
 void ShmGroup::all_reduce(Tensor& t, ReduceOp op) {
+  check(op != ReduceOp::avg || is_real(t.dtype()), "all_reduce",
+        "the average of {} tensors is not defined; convert with .to(float64), or take the sum", t.dtype());
   Tensor dense = t.contiguous().detach();
   agree("all_reduce", {0, kAllReduce, static_cast<int>(t.dtype()), 0, static_cast<int>(op), t.numel()});
   dispatch(t.dtype(), [&]<class T>() {

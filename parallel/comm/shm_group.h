@@ -10,7 +10,7 @@ namespace tandem::parallel {
 class ShmGroup final : public ProcessGroup {
  public:
   /// `ranks` are the members' ranks in the job, `number` tells this group from the job's others.
-  ShmGroup(ShmHeader* segment, int number, std::vector<int> ranks, int world_rank);
+  ShmGroup(ShmHeader* segment, int number, std::vector<int> ranks, int world_rank, double timeout_seconds);
   std::string backend() const override { return "shm"; }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(ranks_.size()); }
@@ -28,6 +28,7 @@ class ShmGroup final : public ProcessGroup {
   ShmBarrier& barrier_;
   std::vector<int> ranks_;
   int rank_ = -1;  // -1: not a member
+  double timeout_seconds_;
   std::uint64_t sequence_ = 0;
 };
 

@@ -23,6 +23,7 @@ struct Fingerprint {
 /// A meeting point of the ranks of one group.
 struct ShmBarrier {
   std::atomic<std::uint32_t> arrived{0}, generation{0};
+  std::atomic<std::uint32_t> visits[kMaxShmRanks] = {};  // how often each member has come here
   // Two sets, by turns: a fast rank may be one call ahead of one that still compares.
   alignas(64) Fingerprint fingerprints[2][kMaxShmRanks];
 };

@@ -63,6 +63,9 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+// For the child between fork and exec.
+void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strlen(text)); }
+
 Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, int segment) {
   int ends[2] = {-1, -1};
   if (options.prefix_output)
@@ -80,8 +83,9 @@ Child start(const std::vector<std::string>& command, int rank, const LaunchOptio
       dup2(ends[1], STDERR_FILENO);
     }
     execvpe(arguments[0], arguments.data(), variables.data());
-    constexpr char kText[] = "tandem: the program cannot be started\n";
-    (void)!write(STDERR_FILENO, kText, sizeof kText - 1);
+    write_text("tandem: cannot start ");
+    write_text(arguments[0]);
+    write_text(errno == ENOENT ? ": no such program\n" : ": it is not an executable file\n");
     _exit(127);
   }
   if (ends[1] >= 0) close(ends[1]);

@@ -27,10 +27,13 @@ std::vector<std::string> own_command() {
   return command;
 }
 
+bool in_child = false;  // inside the function of a call of spawn
+
 // The child's whole life: it never returns to main.
 [[noreturn]] void run_child(FunctionRef<void(int, int)> function, int nprocs) {
   const int rank = std::atoi(std::getenv("RANK"));
   int code = 0;
+  in_child = true;
   try {
     function(rank, nprocs);
   } catch (const std::exception& e) {
@@ -47,6 +50,7 @@ std::vector<std::string> own_command() {
 
 int spawn(FunctionRef<void(int, int)> function, SpawnOptions options, const char* file, int line) {
   check(options.nprocs >= 1, "spawn", "{} processes were asked for; give at least 1", options.nprocs);
+  check(!in_child, "spawn", "was called by a process that spawn started; start all processes in one call");
   static int calls = 0;
   const std::string call = fmt::format("{}:{}:{}", ++calls, file, line);
   if (const char* wanted = std::getenv(kCallVariable); wanted != nullptr) {

@@ -1,5 +1,7 @@
 // Processes over shared memory: collectives, and DistributedDataParallel against one device. Ends with 1 on a fault.
+#include <chrono>
 #include <optional>
+#include <thread>
 
 #include <tandem/tandem.h>
 
@@ -53,7 +55,21 @@ void collectives(int rank, int ranks) {
   } else {
     require_error("not a member", [&] { parallel::barrier({.group = first_two}); });
   }
+  Tensor whole = ones({1}, {.dtype = int64});
+  require_error("average of int64", [&] { parallel::all_reduce(whole, {.op = parallel::ReduceOp::avg}); });
+  require_error("start all processes in one call", [] { parallel::spawn([](int, int) {}, {.nprocs = 2}); });
   parallel::barrier();
+}
+
+// A rank that does not come is named.
+void silent_rank(int rank) {
+  parallel::init_process_group({.timeout_seconds = 0.3});
+  if (rank == 2) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  } else {
+    require_error("for rank 2, which is stopped, slow", [] { parallel::barrier(); });
+  }
+  parallel::destroy_process_group();
 }
 
 std::vector<Tensor> train(bool distributed, int rank, int ranks, int64_t rows) {
@@ -101,9 +117,16 @@ void run(int rank, int ranks) {
     Tensor t = zeros({rank == 0 ? 4 : 5});
     parallel::all_reduce(t);
   });
+  require_error("all_reduce (max", [&] {
+    Tensor t = zeros({4});
+    parallel::all_reduce(t, {.op = rank == 0 ? parallel::ReduceOp::max : parallel::ReduceOp::sum});
+  });
   parallel::destroy_process_group();
 }
 
 }  // namespace
 
-int main() { return parallel::spawn(run, {.nprocs = 3}); }
+int main() {
+  if (const int code = parallel::spawn(run, {.nprocs = 3}); code != 0) return code;
+  return parallel::spawn([](int rank, int) { silent_rank(rank); }, {.nprocs = 3});
+}

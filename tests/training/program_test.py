@@ -108,7 +108,9 @@ def mistakes(folder):
         (["--save-every", 5], 2, "--save"),
         (["--resume", folder / "none"], 1, "none"),
         (["--log", folder / "no" / "log"], 1, "cannot be written"),
-        (["--epochs", 0, "--save", folder / "no" / "file"], 1, "file"),
+        (["--save", folder / "no" / "file"], 1, "folder that exists"),
+        (["--save", folder], 1, "folder that exists"),
+        (["--seed", -1], 2, "--seed"),
     ]
     for arguments, code, text in cases:
         output = run(*arguments, expect=code)
@@ -116,6 +118,12 @@ def mistakes(folder):
     (folder / "junk").write_bytes(b"x" * 100)
     assert "junk" in run("--resume", folder / "junk", expect=1)
     assert "--parallel" in run("--help")
+    run("--epochs", 1, "--batch-size", 5000, "--save", folder / "file")
+    for other in (["--batch-size", 100], ["--seed", 3], ["--no-shuffle"], ["--optimizer", "adam"]):
+        output = run("--epochs", 2, "--batch-size", 5000, *other, "--resume", folder / "file", expect=1)
+        assert "same settings" in output or "optimizer" in output, output
+    assert "nothing is left" in run("--epochs", 1, "--batch-size", 5000, "--resume", folder / "file")
+    assert "give --parallel ddp" in run("--epochs", 1, launcher=(TANDEM_RUN, "-n", "2"), expect=1)
 
 
 with tempfile.TemporaryDirectory() as name:
