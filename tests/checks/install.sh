@@ -40,7 +40,7 @@ find_package(Tandem 0.1 REQUIRED)
 add_executable(demo $source/examples/data_parallel_loss.cpp)
 target_link_libraries(demo PRIVATE Tandem::tandem)
 CMAKE
-cmake -S "$prefix/user" -B "$prefix/user/build" -DCMAKE_CXX_COMPILER="${cxx##* }" -DCMAKE_PREFIX_PATH="$root" >/dev/null
+cmake -G Ninja -S "$prefix/user" -B "$prefix/user/build" -DCMAKE_CXX_COMPILER="${cxx##* }" -DCMAKE_PREFIX_PATH="$root" >/dev/null
 cmake --build "$prefix/user/build" >/dev/null
 "$prefix/user/build/demo"
 echo "CMake: find_package(Tandem) works"
