@@ -16,7 +16,6 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{30};
 constexpr int kSpins = 4000;  // about 80 us; processes that share cores must not spin longer
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t old, int milliseconds) {

@@ -48,7 +48,8 @@ void check_equal_weights(const std::vector<Tensor>& a, const std::vector<Tensor>
 
 // pytorch#19540 (replicas without gradient edges never train); #15161, #52260, #16432 (9 rows on 4 devices, 3 on 8).
 TEST_CASE("after 20 steps DataParallel has the weights of one device") {
-  for (const auto& [rows, devices] : {std::pair{8, 2}, {9, 4}, {36, 7}, {3, 8}, {1, 4}, {13, 3}, {5, 1}}) {
+  for (const auto& [batch, count_of_devices] : {std::pair{8, 2}, {9, 4}, {36, 7}, {3, 8}, {1, 4}, {13, 3}, {5, 1}}) {
+    const int rows = batch, devices = count_of_devices;  // clang 14 captures no structured bindings
     CAPTURE(rows);
     CAPTURE(devices);
     const Devices count(devices);
