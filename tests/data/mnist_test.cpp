@@ -84,6 +84,10 @@ TEST_CASE("mnist: the real Fashion-MNIST is what it should be") {
     MESSAGE("skipped: dataset-fashion-mnist is not installed");
     return;
   }
+#if !defined(TANDEM_ZLIB)
+  CHECK_ERROR(FashionMNIST({.train = true}), "compressed by gzip", "no zlib");
+  return;
+#endif
   const FashionMNIST train({.train = true}), test({.train = false});
   CHECK(train.size() == 60000);
   CHECK(test.size() == 10000);
