@@ -22,11 +22,28 @@ struct Contribution {
 
 struct NodeState {
   int pending = 0;     // contributions that have not arrived
+  bool seen = false;   // by discover
   bool needed = true;  // false: on no path to the inputs that were asked for
   std::vector<Contribution> contributions;
   std::vector<std::uint32_t> slots;  // for each of the node's edges: its place in the target's contributions
   std::vector<std::pair<std::uint32_t, Tensor*>> captures;  // outputs whose gradient `grad` returns
 };
+
+void check_gradient(const char* what, const char* name, const TensorMeta& meta, const Tensor& g) {
+  check(g.shape() == meta.shape && g.dtype() == meta.dtype && g.device() == meta.device, name,
+        "its {} gave a gradient of {} {} on {} for a tensor of {} {} on {}; they must be alike", what, g.dtype(),
+        g.shape(), g.device(), meta.dtype, meta.shape, meta.device);
+}
+
+// Runs the hooks of a node's output, which may replace the gradient.
+void run_hooks(const Node& node, std::size_t output, Tensor& gradient) {
+  if (output >= node.hooks.size()) return;
+  for (const auto& hook : node.hooks[output].snapshot())
+    if (Tensor replaced = (*hook)(gradient); replaced.defined()) {
+      check_gradient("hook", node.name, node.meta(static_cast<std::uint32_t>(output)), replaced);
+      gradient = std::move(replaced);
+    }
+}
 
 // Tensors added in place belong to this run alone.
 Tensor sum_up(Tensor sum, const Tensor& more, bool& owned) {
@@ -79,7 +96,7 @@ class Run {
     }
   }
 
-  // Keeps only the paths that lead to `inputs`, whose gradients go to `results`.
+  // Keeps only the paths that lead to `inputs`, whose gradients go to `results`. Called between discover and run.
   void capture(const std::vector<Tensor>& inputs, std::vector<Tensor>& results) {
     for (auto& [node, state] : states_) state.needed = false;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -147,7 +164,7 @@ class Run {
   }
 
   void visit(Node* node, std::vector<Node*>& stack) {
-    if (!seen_.emplace(node, true).second) return;
+    if (std::exchange(states_[node].seen, true)) return;
     check(!node->released, "backward",
           "the graph of '{}' was freed by an earlier backward; give retain_graph = true to the backward that comes "
           "first, or run the forward again",
@@ -229,27 +246,25 @@ class Run {
     if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) wake_all();
   }
 
-  // Adds the contributions, runs hooks, and the node's backward; returns the gradients of its inputs.
-  std::vector<Tensor> run_node(Node& node, NodeState& state) {
+  // The gradients of the node's outputs: the contributions' sums, as the hooks leave them.
+  static std::vector<Tensor> collect(Node& node, NodeState& state) {
     std::vector<Tensor> outputs(std::max<std::size_t>(node.outputs.size(), 1));
-    bool any = false;
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       bool owned = false;
       for (Contribution& c : state.contributions) {
         if (c.output != k || !c.gradient.defined()) continue;
         outputs[k] = outputs[k].defined() ? sum_up(std::move(outputs[k]), c.gradient, owned) : std::move(c.gradient);
       }
-      if (!outputs[k].defined()) continue;
-      any = true;
-      if (k < node.hooks.size())
-        for (const auto& hook : node.hooks[k].snapshot())
-          if (Tensor replaced = (*hook)(outputs[k]); replaced.defined()) {
-            check_gradient("hook", node.name, node.meta(static_cast<std::uint32_t>(k)), replaced);
-            outputs[k] = std::move(replaced);
-          }
+      if (outputs[k].defined()) run_hooks(node, k, outputs[k]);
     }
+    return outputs;
+  }
+
+  // Runs the node's backward; returns the gradients of its inputs.
+  std::vector<Tensor> run_node(Node& node, NodeState& state) {
+    std::vector<Tensor> outputs = collect(node, state);
     for (auto& [output, result] : state.captures) *result = outputs[output];
-    if (!any) return {};
+    if (std::none_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); })) return {};
     if (restricted_ && node.as_leaf()) return {};
     std::vector<Demand> demands(node.inputs.size());
     bool wanted = node.as_leaf() != nullptr;
@@ -279,12 +294,6 @@ class Run {
     return std::move(gradients.inputs());
   }
 
-  static void check_gradient(const char* what, const char* name, const TensorMeta& meta, const Tensor& g) {
-    check(g.shape() == meta.shape && g.dtype() == meta.dtype && g.device() == meta.device, name,
-          "its {} gave a gradient of {} {} on {} for a tensor of {} {} on {}; they must be alike", what, g.dtype(),
-          g.shape(), g.device(), meta.dtype, meta.shape, meta.device);
-  }
-
   void deliver(Node& node, const NodeState& state, std::vector<Tensor>& gradients) {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
       Node* target = node.inputs[i].node.get();
@@ -311,7 +320,6 @@ class Run {
   bool restricted_ = false;  // only the inputs given to `grad`, and no leaf's gradient
   std::vector<std::shared_ptr<Node>> roots_;
   std::unordered_map<Node*, NodeState> states_;
-  std::unordered_map<Node*, bool> seen_;
   std::vector<Node*> order_;
   std::vector<Device> devices_;
   std::vector<std::unique_ptr<Queue>> queues_;
@@ -403,9 +411,7 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient) {
             gradient.device() == leaf.device(),
         "accumulate_grad", "the gradient does not fit the leaf, which is {} {} on {}", leaf.dtype(), leaf.shape(),
         leaf.device());
-  if (!node.hooks.empty())
-    for (const auto& hook : node.hooks[0].snapshot())
-      if (Tensor replaced = (*hook)(gradient); replaced.defined()) gradient = std::move(replaced);
+  run_hooks(node, 0, gradient);
   std::vector<Tensor> outputs;
   outputs.push_back(std::move(gradient));
   Gradients gradients(node, std::move(outputs), {});

@@ -41,6 +41,7 @@ class Context {
   std::vector<bool> needs_;
 };
 
+/// An operation defined by hand: derive from Function<Derived> with static forward and backward.
 template <class Derived>
 struct Function {
   /// Runs forward without recording, and records backward when a tensor argument requires grad. Arguments may be of any

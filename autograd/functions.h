@@ -118,6 +118,7 @@ struct LossParts {
   Tensor sum;         // recorded for backward
   Tensor normalizer;  // rows, or the weights of the labels that are not ignored
 };
+/// How cross_entropy weighs and combines the rows.
 struct CrossEntropyOptions {
   Tensor weight = {};  // one weight a class
   int64_t ignore_index = -100;
@@ -129,6 +130,7 @@ struct CrossEntropyOptions {
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options = {});
 LossParts cross_entropy_parts(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options = {});
 
+/// How nll_loss weighs and combines the rows.
 struct NLLOptions {
   Tensor weight = {};
   int64_t ignore_index = -100;

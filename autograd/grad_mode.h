@@ -1,5 +1,5 @@
-// Whether operations are recorded for backward: a setting of each thread, carried into the
-// threads that parallel_for and run_on_devices use.
+// Whether operations are recorded for backward: a setting of each thread, carried into the threads that parallel_for
+// and run_on_devices use.
 #pragma once
 
 namespace tandem {

@@ -135,8 +135,8 @@ Meta& ensure_meta(const Tensor& t) {
 LeafNode& leaf_of(std::string_view op, const Tensor& t) {
   Meta* meta = meta_of(t);
   check(meta != nullptr && meta->leaf && !meta->grad_fn, op,
-        "needs a leaf that requires grad; call requires_grad_() on a tensor that was not computed by a recorded "
-        "operation");
+        "needs a leaf that requires grad, or did until it was frozen; call requires_grad_() on a tensor that was not "
+        "computed by a recorded operation");
   return *meta->leaf;
 }
 
@@ -157,19 +157,23 @@ const Tensor& Saved::get(const char* op) const {
 bool needs_grad(std::span<const Tensor> inputs) {
   if (!grad_enabled()) return false;
   for (const Tensor& t : inputs)
-    if (t.defined() && t.requires_grad()) return true;
+    if (needs_grad(t)) return true;
   return false;
+}
+
+void check_fresh(std::string_view op, const Tensor& t) {
+  check(!t.impl()->stale(), op,
+        "uses a view that was made before its base was changed in place; make the view again after the change");
 }
 
 void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs) {
   node->inputs.reserve(inputs.size());
   for (const Tensor* t : inputs) {
+    if (t->defined()) check_fresh(node->name, *t);
     Edge edge;
     if (t->defined() && t->requires_grad()) {
       const Meta& meta = *meta_of(*t);
       if (meta.grad_fn) {
-        check(!t->impl()->is_view || meta.recorded_writes == t->impl()->storage->recorded_writes(), node->name,
-              "uses a view that was made before its base was changed in place; make the view again after the change");
         edge = {meta.grad_fn, meta.output};
       } else {
         edge = {meta.leaf, 0, t->impl()->conversions};
@@ -185,7 +189,6 @@ void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, 
     Meta& meta = ensure_meta(t);
     meta.grad_fn = node;
     meta.output = i;
-    meta.recorded_writes = t.impl()->storage->recorded_writes();
   }
 }
 

@@ -115,18 +115,17 @@ class LeafNode final : public Node {
 
 /// What a tensor's autograd slot holds.
 struct Meta final : AutogradSlot {
-  bool requires_grad = false;         // of a leaf
-  std::shared_ptr<LeafNode> leaf;     // of a leaf that requires grad or did
-  std::shared_ptr<Node> grad_fn;      // of a recorded result
-  std::uint32_t output = 0;           // which output of grad_fn
-  std::uint32_t recorded_writes = 0;  // of the storage when a view was recorded
-  std::shared_ptr<Tensor> retained;   // gradient kept by retain_grad
+  bool requires_grad = false;        // of a leaf
+  std::shared_ptr<LeafNode> leaf;    // of a leaf that requires grad or did
+  std::shared_ptr<Node> grad_fn;     // of a recorded result
+  std::uint32_t output = 0;          // which output of grad_fn
+  std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);
 /// The tensor's slot, made if missing.
 Meta& ensure_meta(const Tensor& t);
-/// The leaf node of a leaf that requires grad; Error otherwise.
+/// The leaf node of a leaf that requires grad, or did before requires_grad_(false); Error for any other tensor.
 LeafNode& leaf_of(std::string_view op, const Tensor& t);
 
 /// A tensor kept for backward: its data without its history, and the version that the data must still have.
@@ -143,16 +142,20 @@ class Saved {
   std::uint32_t version_ = 0;
 };
 
-/// Whether an operation on these inputs must be recorded.
+/// Error naming `op` for a view whose base was changed by a recorded operation since the view was made.
+void check_fresh(std::string_view op, const Tensor& t);
+
+/// Whether an operation on these inputs must be recorded. Also true for a stale view, which then is an error there.
 template <std::same_as<Tensor>... T>
 bool needs_grad(const T&... inputs) {
-  return grad_enabled() && ((inputs.defined() && inputs.requires_grad()) || ...);
+  return grad_enabled() && ((inputs.defined() && (inputs.requires_grad() || inputs.impl()->stale())) || ...);
 }
 bool needs_grad(std::span<const Tensor> inputs);
 
 /// Connects a new node to the inputs, and the outputs to it.
 void connect(std::shared_ptr<Node> node, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs);
 
+/// A node whose backward is a callable; freed with what it captured.
 template <class Backward>
 class LambdaNode final : public Node {
  public:

@@ -132,6 +132,7 @@ void Tensor::set_data(const Tensor& source) {
   t.strides = s.strides;
   t.dtype = s.dtype;
   t.contiguous = s.contiguous;
+  t.recorded_writes = t.storage->recorded_writes();
   t.storage->mark_changed();
 }
 

@@ -25,6 +25,7 @@ struct TensorOptions {
   bool requires_grad = false;
 };
 
+/// A handle to elements in memory, their shape and type, and their history for backward. Copies share them.
 class Tensor {
  public:
   /// An undefined tensor; every use but defined() and assignment throws Error.
@@ -204,12 +205,17 @@ struct TensorImpl {
   Shape shape, strides;
   DType dtype = float32;
   bool contiguous = true;
-  bool is_view = false;           // made by a view operation
-  std::uint32_t conversions = 0;  // how often set_data changed shape, type or device
+  bool is_view = false;               // made by a view operation
+  bool detached = false;              // by detach(): changes that are recorded for other handles do not concern it
+  bool unrecorded = false;            // a view that was made without recording, of a tensor with history
+  std::uint32_t recorded_writes = 0;  // of the storage when a view was made
+  std::uint32_t conversions = 0;      // how often set_data changed shape, type or device
   std::unique_ptr<AutogradSlot> autograd;
   std::shared_ptr<const ReplicaSet> replicas;  // set on parameters and buffers of a data-parallel model
 
   void* data() const { return static_cast<char*>(storage->data()) + static_cast<std::size_t>(offset) * size_of(dtype); }
+  /// Whether this is a view whose memory was changed by a recorded operation since: its history is not the memory's.
+  bool stale() const { return is_view && !detached && recorded_writes != storage->recorded_writes(); }
 };
 
 /// Makes the calling thread stand for replica `index` of `owner` until it is destroyed; without an owner, for none.

@@ -15,8 +15,10 @@ using autograd::Saved;
 
 void check_index(const char* op, const Tensor& index, int64_t size) {
   check(index.dtype() == int64, op, "the index is {}; it must be int64", index.dtype());
-  for (const int64_t i : index.to_vector<int64_t>())
+  for (const int64_t i : index.to_vector<int64_t>()) {
+    check(size > 0, op, "the dimension that index {} selects from is empty; give an empty index", i);
     check(i >= 0 && i < size, op, "index {} is out of range 0 to {}", i, size - 1);
+  }
 }
 
 }  // namespace

@@ -7,11 +7,20 @@ namespace tandem {
 namespace {
 
 using autograd::broadcast_view;
+using autograd::check_fresh;
 using autograd::kind;
 using autograd::meta_of;
 using autograd::needs_grad;
 
+// Such a write would change what another tensor holds behind the back of that tensor's history.
+void check_writable(const char* op, const Tensor& t) {
+  check(!grad_enabled() || !t.impl()->unrecorded, op,
+        "a view made under NoGradGuard of a tensor with history cannot be changed while recording; change it under "
+        "NoGradGuard, or compute a new tensor");
+}
+
 void check_fits(const char* op, const Tensor& t, const Tensor& other) {
+  check_writable(op, t);
   common_device(op, {&t, &other});
   check(broadcast_shapes(op, t.shape(), other.shape()) == t.shape(), op,
         "the other operand of shape {} does not fit into {}", other.shape(), t.shape());
@@ -21,6 +30,7 @@ void check_fits(const char* op, const Tensor& t, const Tensor& other) {
 void check_recordable(const char* op, const Tensor& t) {
   check(!t.is_leaf() || !t.requires_grad(), op,
         "a leaf that requires grad cannot be changed in place while recording; do it under NoGradGuard");
+  check_fresh(op, t);
   const TensorImpl& impl = *t.impl();
   check(
       !impl.is_view || impl.storage.use_count() == 1, op,
@@ -33,6 +43,12 @@ void begin_recorded_write(Tensor& t) {
   t.impl()->storage->mark_recorded_write();
 }
 
+// The old values are gone, and with them the history.
+void overwrite_history(Tensor& t) {
+  begin_recorded_write(t);
+  autograd::ensure_meta(t).grad_fn.reset();
+}
+
 // `other` as it was before `t` is written, where they overlap without being the same elements in the same places.
 Tensor apart(const Tensor& other, const Tensor& t) {
   if (other.impl()->storage != t.impl()->storage) return other;
@@ -42,13 +58,14 @@ Tensor apart(const Tensor& other, const Tensor& t) {
 
 // `t` takes over the values and the history of `result`.
 void adopt(Tensor& t, const Tensor& result) {
+  const View to = t.raw_for_write();
   begin_recorded_write(t);
-  backend(t.device()).copy(result.raw(), t.raw_for_write());
+  backend(t.device()).copy(result.raw(), to);
   const autograd::Meta& from = *meta_of(result);
-  autograd::Meta& to = autograd::ensure_meta(t);
-  to.grad_fn = from.grad_fn;
-  to.output = from.output;
-  to.retained.reset();
+  autograd::Meta& meta = autograd::ensure_meta(t);
+  meta.grad_fn = from.grad_fn;
+  meta.output = from.output;
+  meta.retained.reset();
 }
 
 template <class Function>
@@ -67,6 +84,8 @@ Tensor& in_place(const char* name, BinaryOp op, Tensor& t, const Tensor& other, 
   }
   const NoGradGuard no_grad;
   if (computed != t.dtype()) return t.copy_(function(t, other));
+  check(is_real(t.dtype()) || is_integral(t.dtype()), name,
+        "there is no arithmetic on {}; convert with .to(float32), and back", t.dtype());
   const Tensor operand = apart(other, t).to(t.dtype());
   const View to = t.raw_for_write();
   backend(t.device()).binary(op, to, broadcast_view(operand, t.shape()), to);
@@ -87,32 +106,35 @@ TANDEM_IN_PLACE(div)
 #undef TANDEM_IN_PLACE
 
 Tensor& Tensor::fill_(Scalar value) {
-  if (needs_grad(*this)) {
-    check_recordable("fill_", *this);
-    begin_recorded_write(*this);
-    autograd::ensure_meta(*this).grad_fn.reset();  // the old values, and with them the history, are gone
-  }
-  backend(device()).fill(raw_for_write(), value);
+  check_writable("fill_", *this);
+  const bool recorded = needs_grad(*this);
+  if (recorded) check_recordable("fill_", *this);
+  const View to = raw_for_write();
+  if (recorded) overwrite_history(*this);
+  backend(device()).fill(to, value);
   return *this;
 }
 
 Tensor& Tensor::zero_() { return fill_(0); }
 
 Tensor& Tensor::copy_(const Tensor& source) {
+  check_writable("copy_", *this);
   check(broadcast_shapes("copy_", shape(), source.shape()) == shape(), "copy_", "shape {} does not fit into {}",
         source.shape(), shape());
-  if (needs_grad(*this, source)) {
+  const bool recorded = needs_grad(*this, source);
+  if (recorded) {
     check_recordable("copy_", *this);
+    check_fresh("copy_", source);
     if (source.requires_grad()) {
       adopt(*this, source.to(device()).to(dtype()).expand(shape()).clone());
       return *this;
     }
-    begin_recorded_write(*this);
-    autograd::ensure_meta(*this).grad_fn.reset();
   }
   Tensor from = apart(source.detach(), *this);
   if (from.device().type() != device().type()) from = from.to(device());
-  backend(device()).copy(broadcast_view(from, shape()), raw_for_write());
+  const View to = raw_for_write();
+  if (recorded) overwrite_history(*this);
+  backend(device()).copy(broadcast_view(from, shape()), to);
   return *this;
 }
 

@@ -15,7 +15,10 @@ template <class Back>
 Tensor view_of(const char* name, const Tensor& x, const Shape& shape, const Shape& strides, int64_t offset, Back back) {
   const auto& impl = x.impl();
   Tensor y = make_view(impl->storage, impl->offset + offset, shape, strides, impl->dtype);
-  y.impl()->is_view = true;
+  TensorImpl& view = *y.impl();
+  view.is_view = true;
+  view.recorded_writes = impl->is_view && !impl->detached ? impl->recorded_writes : impl->storage->recorded_writes();
+  view.unrecorded = impl->unrecorded || (!grad_enabled() && !x.is_leaf());
   if (needs_grad(x)) record(name, {&x}, y, [back](Gradients& g) { g.set(0, back(g[0])); });
   return y;
 }
@@ -52,17 +55,15 @@ std::optional<Shape> viewed_strides(const Shape& shape, const Shape& strides, co
 Shape complete_shape(std::string_view op, const Shape& wanted, int64_t numel) {
   Shape shape = wanted;
   int unknown = -1;
-  int64_t known = 1;
   for (int i = 0; i < shape.dim(); ++i) {
     check(shape[i] >= -1, op, "size {} in {} is negative; only -1 is allowed, for one size to be found", shape[i],
           wanted);
-    if (shape[i] != -1) {
-      known *= shape[i];
-      continue;
-    }
+    if (shape[i] != -1) continue;
     check(unknown < 0, op, "{} has more than one -1", wanted);
     unknown = i;
+    shape[i] = 1;
   }
+  const int64_t known = shape.numel();  // Error where that overflows
   if (unknown >= 0) {
     check(known > 0 && numel % known == 0, op, "{} elements cannot be arranged as {}", numel, wanted);
     shape[unknown] = numel / known;
@@ -87,6 +88,7 @@ Tensor Tensor::detach() const {
   const auto& from = impl();
   Tensor y = make_view(from->storage, from->offset, from->shape, from->strides, from->dtype);
   y.impl()->is_view = from->is_view;
+  y.impl()->detached = true;
   return y;
 }
 
@@ -181,6 +183,7 @@ Tensor Tensor::select(int64_t dim, int64_t index) const {
   check(this->dim() > 0, "select", "a single number has no dimension to select from");
   const int d = wrap_dim("select", dim, this->dim());
   const int64_t size = shape()[d], at = index < 0 ? index + size : index;
+  check(size > 0, "select", "dimension {} of {} is empty, so there is no index {}", d, shape(), index);
   check(at >= 0 && at < size, "select", "index {} is out of range: dimension {} of {} has {} elements", index, d,
         shape(), size);
   Shape part = shape(), part_strides = strides();

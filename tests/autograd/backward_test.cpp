@@ -330,6 +330,8 @@ TEST_CASE("accumulate_grad refuses a gradient that does not fit the leaf") {
   CHECK_ERROR(autograd::accumulate_grad(w, ones({3})), "[accumulate_grad]", "float32 {2} on cpu:0");
   CHECK_ERROR(autograd::accumulate_grad(w, ones({2}, {.dtype = float64})), "[accumulate_grad]");
   CHECK_ERROR(autograd::accumulate_grad(w, {}), "[accumulate_grad]");
+  const auto hook = autograd::register_hook(w, [](const Tensor&) { return ones({3}); });
+  CHECK_ERROR(autograd::accumulate_grad(w, ones({2})), "hook gave a gradient of float32 {3}", "{2}");
   CHECK_FALSE(w.grad().defined());
 }
 

@@ -170,6 +170,91 @@ TEST_CASE("in place: a view made before its base was changed is stale") {
   CHECK_ERROR(lonely.add_(1), "made before its base was changed");
 }
 
+TEST_CASE("in place: a view of a tensor that gets a history later is stale, too") {
+  Tensor w = leaf({2, 3});
+  Tensor b = ones({2});
+  const Tensor v = b[0], constant = b[1].detach();
+  Tensor older;
+  {
+    const NoGradGuard no_grad;
+    older = v.unsqueeze(0);  // a view of a stale view will be stale
+  }
+  b.mul_(w * 3);
+  CHECK_ERROR(v * w, "[mul]", "made before its base was changed in place", "again");
+  CHECK_ERROR(w + v, "[add]", "made before its base");
+  CHECK_ERROR(v * 2, "[mul]", "made before its base");  // it depends on w
+  CHECK_ERROR(older * 2, "[mul]", "made before its base");
+  CHECK_ERROR(v.unsqueeze(0), "[unsqueeze]", "made before its base");
+  CHECK_ERROR(cat({w, v.detach().unsqueeze(0), older}), "[cat]", "made before its base");
+  CHECK_ERROR(Tensor(v).fill_(0), "[fill_]", "made before its base");
+  CHECK_ERROR(Tensor(v).add_(1), "[add_]", "made before its base");
+  CHECK_ERROR(zeros({}).copy_(v), "[copy_]", "made before its base");
+  CHECK(v.item<float>() == 6);
+  sum(b * constant).backward({}, true);  // a result of detach() is a constant that may change
+  CHECK(equal(w.grad(), full({2}, 27.0)));
+  w.set_grad({});
+  sum(b[0] * w).backward();  // 3 w0 (w0 + w1)
+  CHECK(equal(w.grad(), tensor({21.0, 6.0})));
+  const NoGradGuard no_grad;
+  CHECK((v * 2).item<float>() == 12);
+  CHECK((v.detach().unsqueeze(0) * 2).item<float>() == 12);
+}
+
+TEST_CASE("in place: a stale view cannot be changed by a recorded operation when its base is gone") {
+  Tensor w = leaf({2, 3});
+  Tensor v;
+  {
+    Tensor b = ones({2});
+    v = b[0];
+    b.mul_(w);
+  }
+  CHECK_ERROR(v.add_(w[0]), "[add_]", "made before its base");
+}
+
+TEST_CASE("in place: a view made under NoGradGuard of a tensor with history") {
+  Tensor x = leaf({1, 2});
+  Tensor y = x * 2;
+  Tensor v, row;
+  {
+    const NoGradGuard no_grad;
+    v = y[0];
+    row = x[0];
+  }
+  const std::uint32_t version = y.version();
+  CHECK_ERROR(v.fill_(0), "[fill_]", "made under NoGradGuard", "compute a new tensor");
+  CHECK_ERROR(v.add_(1), "[add_]", "made under NoGradGuard");
+  CHECK_ERROR(v.copy_(zeros({})), "[copy_]", "made under NoGradGuard");
+  CHECK_ERROR(v.unsqueeze(0).mul_(2), "[mul_]", "made under NoGradGuard");
+  CHECK(y.version() == version);
+  CHECK(equal((v * 3).detach(), tensor(6.0)));
+  sum(y).backward();
+  CHECK(equal(x.grad(), full({2}, 2.0)));
+  CHECK_NOTHROW(row.fill_(5));  // a leaf has no history
+  const NoGradGuard no_grad;
+  CHECK_NOTHROW(v.fill_(7));
+  CHECK(y[0].item<float>() == 7);
+}
+
+TEST_CASE("in place: what is refused changes nothing") {
+  Tensor h = ones({2}, {.dtype = float16}), b = tensor({true, false}), i = tensor({1, 2});
+  for (Tensor* t : {&h, &b, &i}) {
+    const std::uint32_t version = t->version();
+    CHECK_ERROR(t->div_(*t), "[div_]", t == &h ? "float16" : "float32", ".to(float32)");
+    CHECK_ERROR(t->add_(ones({3}, {.dtype = t->dtype()})), "[add_]", "do not broadcast");
+    CHECK(t->version() == version);
+  }
+  CHECK_ERROR(b.mul_(b), "[mul_]", "no arithmetic on bool", ".to(float32)");
+  CHECK_ERROR(h.mul_(h), "[mul_]", "no arithmetic on float16");
+  CHECK(b.version() == tensor({true, false}).version());
+  Tensor x = leaf({1}), wide;
+  wide = (x * 1).expand({3});  // the base is gone, so the view could be recorded
+  CHECK_ERROR(wide.fill_(2), "[write]", "expanded view");
+  CHECK_ERROR(wide.add_(2), "[write]", "expanded view");
+  CHECK(wide.requires_grad());
+  sum(wide).backward();
+  CHECK(equal(x.grad(), tensor({3.0})));
+}
+
 TEST_CASE("in place: overwritten values lose their history") {
   Tensor x = leaf({1, 2});
   Tensor y = x * 2;
