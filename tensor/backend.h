@@ -1,5 +1,5 @@
 // The kernel table: one row of function pointers a device type. A new structured operation is a new row here, filled in
-// tensor/cpu/backend.cpp (and tensor/cuda); a row left out does not compile, an absent kernel is an explicit nullptr.
+// tensor/cpu/backend.cpp; a row left out does not compile, an absent kernel is an explicit nullptr.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,9 @@
 
 namespace tandem {
 
+/// What a reduction computes.
 enum class ReduceKind { sum, sum_squares, max, min };
+/// What is drawn at random.
 enum class RandomKind { uniform, normal, integers, keep_mask };
 
 /// Rows of logits {n, classes}, labels {n} int64; see nn::CrossEntropyLoss for the meaning of each.
@@ -23,13 +25,14 @@ struct CrossEntropyArgs {
   View log_sum_exp;  // {n}, written by forward, read by backward
 };
 
-/// What one optimizer step does to one parameter; `buffer` is null where the method keeps none.
+/// What one optimizer step does to one parameter; a buffer that the method does not keep has no data.
 struct SGDArgs {
   View parameter, gradient, momentum_buffer;
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool first_step = false;  // the momentum buffer is taken from the gradient
 };
+/// The same for Adam and AdamW.
 struct AdamArgs {
   View parameter, gradient, exp_avg, exp_avg_sq, max_exp_avg_sq;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
@@ -37,6 +40,7 @@ struct AdamArgs {
   std::int64_t step = 1;
 };
 
+/// What a device type can do.
 struct Backend {
   const char* name;
   void* (*allocate)(Device device, std::size_t bytes);
@@ -65,7 +69,7 @@ struct Backend {
   void (*matmul)(const View& a, const View& b, const View& c);
   /// y = x w^T (+ bias) (then ReLU); x {n, in}, w {out, in}, y {n, out} row-major; bias.data may be null.
   void (*linear)(const View& x, const View& w, const View& bias, bool relu, const View& y);
-  /// dz = y > 0 ? g : 0 (only when y.data is given; else dz is not written) and db = sum of rows of dz or g.
+  /// dz = y <= 0 ? 0 : g (only when y.data is given; else dz is not written) and db = sum of rows of dz or g.
   void (*bias_relu_grad)(const View& g, const View& y, const View& dz, const View& db);
 
   // Rows {n, k}, contiguous.

@@ -9,6 +9,9 @@
 namespace tandem {
 namespace {
 
+// Unsigned, since the distance of two signed integers can overflow.
+std::uint64_t wrapped(int64_t value) { return static_cast<std::uint64_t>(value); }
+
 DType default_dtype(Scalar value) { return value.dtype() == float64 ? float32 : value.dtype(); }
 
 Tensor finish(Tensor t, const TensorOptions& options) {
@@ -63,14 +66,16 @@ Tensor arange(Scalar end, const TensorOptions& options) { return arange(0, end, 
 Tensor arange(Scalar start, Scalar end, Scalar step, const TensorOptions& options) {
   check(step.real() != 0, "arange", "step is 0; give a step that leads from {} to {}", start.real(), end.real());
   const bool real = start.dtype() == float64 || end.dtype() == float64 || step.dtype() == float64;
+  const int64_t first = start.to<int64_t>(), last = end.to<int64_t>(), by = step.to<int64_t>();
   const double span = (end.real() - start.real()) / step.real();
-  check(span >= 0, "arange", "step {} does not lead from {} to {}; change its sign", step.real(), start.real(),
-        end.real());
+  const bool leads = real ? span >= 0 : first == last || (first < last) == (by > 0);
+  check(leads, "arange", "step {} does not lead from {} to {}; change its sign", step.real(), start.real(), end.real());
   check(span < 9e15, "arange", "there are too many numbers from {} to {}; use a larger step", start.real(), end.real());
   auto count = static_cast<int64_t>(std::ceil(span));
   if (!real) {  // exactly, also where a double cannot hold the ends
-    const int64_t by = step.to<int64_t>(), distance = end.to<int64_t>() - start.to<int64_t>();
-    count = distance / by + (distance % by != 0);
+    const std::uint64_t distance = by > 0 ? wrapped(last) - wrapped(first) : wrapped(first) - wrapped(last);
+    const std::uint64_t size = by > 0 ? wrapped(by) : 0 - wrapped(by);
+    count = static_cast<int64_t>(distance / size + (distance % size != 0));
   }
   Tensor host = empty({count}, {.dtype = real ? float64 : int64});
   if (real) {
@@ -78,7 +83,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, const TensorOptions& option
     for (int64_t i = 0; i < count; ++i) p[i] = start.real() + static_cast<double>(i) * step.real();
   } else {
     int64_t* p = host.data<int64_t>();
-    for (int64_t i = 0; i < count; ++i) p[i] = start.to<int64_t>() + i * step.to<int64_t>();
+    for (int64_t i = 0; i < count; ++i) p[i] = static_cast<int64_t>(wrapped(first) + wrapped(i) * wrapped(by));
   }
   return from_host(host, {options.dtype.value_or(real ? float32 : int64), options.device, options.requires_grad});
 }

@@ -19,7 +19,7 @@ enum class Takes { numbers, reals };
 #define TANDEM_UNARY_OPS(X)                                                                                          \
   X(neg, numbers, nothing, T(-x), T(-1), -2, 2)                                                                      \
   X(abs, numbers, input, T(x > T(0) ? x : T(0) - x), T(T(x > T(0)) - T(x < T(0))), 0.2, 2)                           \
-  X(relu, numbers, output, (x < T(0) ? T(0) : x), T(y > T(0)), 0.2, 2)                                               \
+  X(relu, numbers, output, (x < T(0) ? T(0) : x), T(!(y <= T(0))), 0.2, 2)                                           \
   X(exp, reals, output, std::exp(x), y, -2, 2)                                                                       \
   X(log, reals, input, std::log(x), T(1) / x, 0.2, 3)                                                                \
   X(sqrt, reals, output, std::sqrt(x), T(0.5) / y, 0.2, 3)                                                           \
@@ -77,7 +77,7 @@ TANDEM_HD T power(T a, T b) {
     if constexpr (T(-1) < T(0)) {
       if (b < T(0)) return a == T(1) ? T(1) : a == T(-1) ? (b % T(2) ? T(-1) : T(1)) : T(0);
     }
-    // Unsigned, since an overflow of signed integers is undefined; it wraps as the other operations do.
+    // Unsigned, so that it wraps in any compiler; the other operations wrap because kernels are built with -fwrapv.
     std::uint64_t result = 1, factor = static_cast<std::uint64_t>(a);
     for (; b > T(0); b = T(b / T(2))) {
       if (b % T(2)) result *= factor;
@@ -161,6 +161,7 @@ TANDEM_TERNARY_OPS(X)
 }  // namespace pointwise
 
 #define X(op, ...) op,
+/// The operations of each of the four lists, by name.
 enum class UnaryOp { TANDEM_UNARY_OPS(X) };
 enum class BinaryOp { TANDEM_BINARY_OPS(X) };
 enum class CompareOp { TANDEM_COMPARE_OPS(X) };

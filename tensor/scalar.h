@@ -15,8 +15,12 @@ class Scalar {
   Scalar(double value) : real_(value), dtype_(float64) {}
   Scalar(float value) : Scalar(static_cast<double>(value)) {}
   Scalar(bool value) : real_(value), integer_(value), dtype_(boolean) {}
+  /// Error for an unsigned number above int64's maximum.
   template <std::integral T>
-  Scalar(T value) : real_(static_cast<double>(value)), integer_(static_cast<std::int64_t>(value)), dtype_(int64) {}
+  Scalar(T value) : real_(static_cast<double>(value)), integer_(static_cast<std::int64_t>(value)), dtype_(int64) {
+    check((value < T(0)) == (integer_ < 0), "Scalar", "{} does not fit into int64; give it as a double",
+          static_cast<std::uint64_t>(value));
+  }
   /// float64, int64 or bool.
   DType dtype() const { return dtype_; }
   double real() const { return real_; }

@@ -70,7 +70,7 @@ TANDEM_CLONES void bias_relu_grad_columns(std::int64_t rows, std::int64_t column
         T* dr = dz + r * row_size;
 #pragma omp simd
         for (std::int64_t j = 0; j < columns; ++j) {
-          const T v = yr[j] > T(0) ? gr[j] : T(0);
+          const T v = yr[j] <= T(0) ? T(0) : gr[j];
           dr[j] = v;
           acc[j] += v;
         }

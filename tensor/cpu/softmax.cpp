@@ -1,5 +1,6 @@
 // Softmax and cross entropy over rows.
 #include <cmath>
+#include <limits>
 
 #include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
@@ -15,11 +16,11 @@ T row_max(std::int64_t k, const T* x) {
   return m;
 }
 
-// log(sum(exp(x))), shifted by the largest so that nothing overflows.
+// log(sum(exp(x))), shifted by the largest so that nothing overflows; NaN where the largest is infinite.
 template <class T>
 T log_sum_exp(std::int64_t k, const T* x) {
   const T m = row_max(k, x);
-  if (std::isinf(m)) return m;
+  if (m == -std::numeric_limits<T>::infinity()) return m;
   T sum = 0;
   for (std::int64_t j = 0; j < k; ++j) sum += std::exp(x[j] - m);
   return m + std::log(sum);

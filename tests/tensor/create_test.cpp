@@ -87,6 +87,11 @@ TEST_CASE("create: arange") {
   CHECK(arange(3, {.dtype = float64}).dtype() == float64);
   const int64_t start = int64_t{1} << 60;
   CHECK(arange(start, start + 3).to_vector<int64_t>() == std::vector<int64_t>{start, start + 1, start + 2});
+  const int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
+  CHECK(arange(least, most, most).to_vector<int64_t>() == std::vector<int64_t>{least, -1, most - 1});
+  CHECK(arange(most, least, least).to_vector<int64_t>() == std::vector<int64_t>{most, -1});
+  CHECK_ERROR(arange(start + 1, start), "[arange]", "change its sign");  // as doubles they are equal
+  CHECK_ERROR(arange(least, most), "[arange]", "too many numbers");
   CHECK_ERROR(arange(0, 5, 0), "[arange]", "step is 0");
   CHECK_ERROR(arange(0, 5, -1), "[arange]", "step -1", "0 to 5");
   CHECK_ERROR(arange(-5), "[arange]");

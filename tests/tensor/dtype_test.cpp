@@ -193,9 +193,24 @@ TEST_CASE("pointwise: integers wrap, divide as reals, and powers of them are exa
   CHECK(equal(pow(tensor({2, -3, 0, 5, 4'000'000'000}), tensor({10, 3, 0, -1, 1})),
               tensor({1024, -27, 1, 0, 4'000'000'000})));
   CHECK(equal(pow(tensor({1, -1, -1, 10}), tensor({-5, -2, -3, 30})), tensor({1, 1, -1, 5076944270305263616})));
+  const int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
+  const Tensor ends = tensor({least, most});
+  CHECK(equal(ends + tensor({-1, 1}), tensor({most, least})));
+  CHECK(equal(ends - tensor({1, -1}), tensor({most, least})));
+  CHECK(equal(ends * 2, tensor({0, -2})));
+  CHECK(equal(-ends, tensor({least, -most})));
+  CHECK(equal(abs(ends), ends));
   CHECK(equal(abs(tensor({-3, 3})), tensor({3, 3})));
   CHECK(std::signbit(abs(tensor({-0.0})).item<float>()) == false);
   CHECK(equal(maximum(tensor({1, 5}), tensor({3, 2})), tensor({3, 5})));
+}
+
+TEST_CASE("Scalar: unsigned numbers that int64 does not hold") {
+  CHECK(Scalar(std::uint64_t{1} << 62).to<int64_t>() == int64_t{1} << 62);
+  CHECK(Scalar(std::uint8_t{255}).to<int64_t>() == 255);
+  CHECK(Scalar(-1).to<int64_t>() == -1);
+  CHECK_ERROR(Scalar(std::uint64_t{1} << 63), "[Scalar]", "9223372036854775808 does not fit into int64", "double");
+  CHECK_ERROR(full({2}, ~std::uint64_t{0}), "[Scalar]", "18446744073709551615");
 }
 
 TEST_CASE("pointwise: NaN and infinities") {
@@ -227,6 +242,9 @@ TEST_CASE("pointwise: ties and edges of derivatives") {
   Tensor z = tensor({0.0, -0.0, 3.0}).requires_grad_();
   sum(relu(z) + abs(z) + pow(z, 2) + pow(z, 0)).backward();
   CHECK(equal(z.grad(), tensor({0.0, 0.0, 8.0})));
+  Tensor n = tensor({std::nanf(""), -1.0F, 1.0F}).requires_grad_();  // NaN is passed on, and its gradient as well
+  sum(relu(n)).backward();
+  CHECK(equal(n.grad(), tensor({1.0, 0.0, 1.0})));
   Tensor c = tensor({-1.0, 0.0, 1.0, 2.0}).requires_grad_();
   sum(clamp(c, 0, 1)).backward();
   CHECK(equal(c.grad(), tensor({0.0, 1.0, 1.0, 0.0})));

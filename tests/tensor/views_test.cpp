@@ -94,6 +94,11 @@ TEST_CASE("views: out of range") {
   CHECK_ERROR(x.select(1, 3), "[select]", "index 3", "3 elements");
   CHECK_ERROR(x.select(0, -3), "[select]", "index -3");
   CHECK_ERROR(x[2], "[select]", "index 2");
+  CHECK_ERROR(zeros({0, 3})[0], "[select]", "dimension 0 of {0, 3} is empty", "index 0");
+  CHECK_ERROR(index_select(zeros({0, 3}), 0, tensor({0})), "[index_select]", "is empty", "index 0");
+  CHECK(index_select(zeros({0, 3}), 0, zeros({0}, {.dtype = int64})).shape() == Shape{0, 3});
+  CHECK_ERROR(x.view({int64_t{1} << 32, int64_t{1} << 32, -1}), "[Shape]", "too many elements");
+  CHECK_ERROR(x.reshape({int64_t{1} << 32, int64_t{1} << 32}), "[Shape]", "too many elements");
   CHECK_ERROR(x.slice(1, 0, 2, 0), "[slice]", "step is 0");
   CHECK(x.slice(1, kLeast, kMost, kMost).shape() == Shape{2, 1});
   CHECK(x.slice(1, 2, 1).shape() == Shape{2, 0});
