@@ -9,6 +9,7 @@
 
 namespace tandem::data {
 
+/// How a loader cuts a dataset into batches, and who prepares them.
 struct DataLoaderOptions {
   int64_t batch_size = 1;
   bool shuffle = false;                        // a new order in every epoch
@@ -78,6 +79,7 @@ class DataLoader : public DataLoaderBase {
   requires std::derived_from<D, Dataset<N>> DataLoader(std::shared_ptr<D> dataset, DataLoaderOptions options = {})
       : DataLoaderBase(dataset ? dataset->size() : -1, std::move(options)), dataset_(std::move(dataset)) {}
 
+  /// The batches of one epoch, one at a time.
   class Iterator {
    public:
     explicit Iterator(detail::EpochRun run) : run_(std::move(run)) { ++*this; }

@@ -26,6 +26,7 @@ class IdxDataset : public Dataset<2> {
   Tensor images_, labels_;
 };
 
+/// Where the files are, and which of the two sets is read.
 struct MNISTOptions {
   std::string root = {};  // folder of the four files, with or without .gz; empty: the default one
   bool train = true;      // the 60,000 training images, or the 10,000 test images

@@ -5,6 +5,7 @@
 
 namespace tandem::data {
 
+/// The order in which an epoch visits the rows.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -55,6 +56,7 @@ enum class DistributedMode {
   exact,  // every row once: parts differ by at most one row, and so perhaps by one batch
 };
 
+/// Which part of the rows a rank gets, and in which order.
 struct DistributedSamplerOptions {
   std::int64_t num_replicas = 1;
   std::int64_t rank = 0;

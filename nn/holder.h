@@ -12,6 +12,7 @@
 
 namespace tandem::nn {
 
+/// A handle to a module, which its copies share; `->` and a call reach the module.
 template <class Impl>
 class Holder {
  public:

@@ -19,12 +19,14 @@ Tensor xavier_uniform_(Tensor t, double gain = 1);
 /// Normal with deviation gain * sqrt(2 / (fan_in + fan_out)).
 Tensor xavier_normal_(Tensor t, double gain = 1);
 
+/// The size that the deviation is scaled by: the inputs of the layer or its outputs.
 enum class Fan { in, out };
 /// What follows the layer.
 enum class Nonlinearity { linear, sigmoid, tanh, relu, leaky_relu };
 /// The factor by which a nonlinearity asks for larger weights; `a` is the negative slope of leaky_relu.
 double calculate_gain(Nonlinearity nonlinearity, double a = 0.01);
 
+/// What Kaiming initialisation is told of the layer.
 struct KaimingOptions {
   double a = 0;  // the negative slope of leaky_relu
   Fan mode = Fan::in;

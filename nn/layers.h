@@ -5,6 +5,7 @@
 
 namespace tandem::nn {
 
+/// Whether a Linear has a bias, and where and in which type its parameters are made.
 struct LinearOptions {
   bool bias = true;
   Device device = {};
@@ -21,6 +22,7 @@ class LinearImpl : public Module {
   void reset_parameters();
   Parameter weight, bias;  // bias is undefined without one
 };
+/// Handle to a LinearImpl.
 struct Linear : Holder<LinearImpl> {
   using Holder::Holder;
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {})
@@ -32,6 +34,7 @@ class ReLUImpl : public Module {
  public:
   Tensor forward(const Tensor& x) override;
 };
+/// Handle to a ReLUImpl.
 struct ReLU : Holder<ReLUImpl> {
   using Holder::Holder;
 };
@@ -41,6 +44,7 @@ class SigmoidImpl : public Module {
  public:
   Tensor forward(const Tensor& x) override;
 };
+/// Handle to a SigmoidImpl.
 struct Sigmoid : Holder<SigmoidImpl> {
   using Holder::Holder;
 };
@@ -50,6 +54,7 @@ class TanhImpl : public Module {
  public:
   Tensor forward(const Tensor& x) override;
 };
+/// Handle to a TanhImpl.
 struct Tanh : Holder<TanhImpl> {
   using Holder::Holder;
 };
@@ -59,6 +64,7 @@ class GELUImpl : public Module {
  public:
   Tensor forward(const Tensor& x) override;
 };
+/// Handle to a GELUImpl.
 struct GELU : Holder<GELUImpl> {
   using Holder::Holder;
 };
@@ -73,6 +79,7 @@ class SoftmaxImpl : public Module {
  private:
   const int64_t dim_;
 };
+/// Handle to a SoftmaxImpl.
 struct Softmax : Holder<SoftmaxImpl> {
   using Holder::Holder;
 };
@@ -87,6 +94,7 @@ class FlattenImpl : public Module {
  private:
   const int64_t start_dim_, end_dim_;
 };
+/// Handle to a FlattenImpl.
 struct Flatten : Holder<FlattenImpl> {
   using Holder::Holder;
 };
@@ -101,6 +109,7 @@ class DropoutImpl : public Module {
  private:
   const double p_;
 };
+/// Handle to a DropoutImpl.
 struct Dropout : Holder<DropoutImpl> {
   using Holder::Holder;
 };
@@ -110,6 +119,7 @@ class IdentityImpl : public Module {
  public:
   Tensor forward(const Tensor& x) override { return x; }
 };
+/// Handle to a IdentityImpl.
 struct Identity : Holder<IdentityImpl> {
   using Holder::Holder;
 };

@@ -5,6 +5,7 @@
 
 namespace tandem::nn {
 
+/// Base of all losses: an object called with an output and its target.
 class Loss {
  public:
   virtual ~Loss() = default;
@@ -47,6 +48,7 @@ class NLLLoss : public Loss {
   NLLLossOptions options_;
 };
 
+/// How the squared differences are combined.
 struct MSELossOptions {
   Reduction reduction = Reduction::mean;
 };

@@ -38,6 +38,7 @@ class Buffer : public Tensor {
   Buffer& operator=(const Tensor&) = delete;
 };
 
+/// Base of all models and layers: parameters, buffers and submodules with names, and a forward.
 class Module : public Stateful {
  public:
   Module() = default;

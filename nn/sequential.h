@@ -39,6 +39,7 @@ class ModuleListImpl : public Module {
     return *module;
   }
 };
+/// Handle to a ModuleListImpl.
 struct ModuleList : Holder<ModuleListImpl> {
   using Holder::Holder;
 };
@@ -51,6 +52,7 @@ class SequentialImpl : public ModuleListImpl {
   /// The first module gets all inputs, and each next one all outputs of the one before.
   std::vector<Tensor> forward_all(std::span<const Tensor> inputs) override;
 };
+/// Handle to a SequentialImpl.
 struct Sequential : Holder<SequentialImpl> {
   using Holder::Holder;
 };

@@ -8,6 +8,7 @@
 
 namespace tandem::optim {
 
+/// Settings of Adam; defaults as in PyTorch.
 struct AdamOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};

@@ -7,6 +7,7 @@
 
 namespace tandem::optim {
 
+/// Base of all schedules: sets the learning rate of every group of an optimizer.
 class LRScheduler : public Stateful {
  public:
   LRScheduler(const LRScheduler&) = delete;

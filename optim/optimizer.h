@@ -12,6 +12,7 @@
 
 namespace tandem::optim {
 
+/// Base of all optimizers: groups of parameters with settings, and a state for each parameter.
 class Optimizer : public Stateful {
  public:
   Optimizer(const Optimizer&) = delete;

@@ -7,6 +7,7 @@
 
 namespace tandem::optim {
 
+/// Settings of SGD; defaults as in PyTorch.
 struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;

@@ -12,6 +12,7 @@ namespace tandem::optim {
 Tensor number_entry(double value);
 Tensor number_entry(int64_t value);
 
+/// Reads entries of a saved state by name, and notes those that are missing or do not fit.
 class StateReader {
  public:
   explicit StateReader(const NamedTensors& state);

@@ -9,6 +9,7 @@
 
 namespace tandem::parallel {
 
+/// Which devices take part, and where the outputs go.
 struct DataParallelOptions {
   DeviceIds device_ids = {};    // default: all devices of the model's type
   DeviceId output_device = -1;  // default: the first of device_ids
@@ -16,7 +17,9 @@ struct DataParallelOptions {
 };
 
 /// Wraps a module whose parameters are on the first of the devices. Names of parameters are the module's own: a file
-/// saved in any mode loads in any other.
+/// saved in any mode loads in any other. Gradients reach the module's parameters through backward only: for
+/// autograd::grad of an output, they are other tensors than those of the graph. Several threads may call the wrapper at
+/// once, unless the module has buffers: all of them would write to the replicas' one copy of those.
 class DataParallel : public nn::Module {
  public:
   /// Throws Error when a device does not exist or is listed twice, a parameter is not on the first one, or the

@@ -9,6 +9,7 @@
 
 namespace tandem::parallel {
 
+/// Where the model is, and which ranks train it together.
 struct DistributedDataParallelOptions {
   DeviceIds device_ids = {};                              // at most one: where the model is
   std::shared_ptr<ProcessGroup> process_group = nullptr;  // default: all ranks

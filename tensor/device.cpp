@@ -39,7 +39,7 @@ Device::Device(std::string_view text) {
   check((type == "cpu" || type == "cuda") && index >= 0, "Device",
         "'{}' is not a device; write \"cpu\", \"cpu:1\", \"cuda\" or \"cuda:0\"", text);
   type_ = type == "cpu" ? DeviceType::cpu : DeviceType::cuda;
-  index_ = static_cast<std::int16_t>(index);
+  index_ = index;
 }
 
 std::string Device::str() const { return fmt::format("{}:{}", is_cpu() ? "cpu" : "cuda", index_); }

@@ -10,6 +10,7 @@
 
 namespace tandem {
 
+/// The kinds of devices.
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
 /// A device: "cpu" (the same as "cpu:0"), "cpu:1", "cuda:0", ...

@@ -9,6 +9,7 @@
 
 namespace tandem {
 
+/// The types of elements.
 enum class DType : std::uint8_t { float32, float64, int64, int32, uint8, boolean, bfloat16, float16 };
 
 inline constexpr DType float32 = DType::float32;

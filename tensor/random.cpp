@@ -17,6 +17,7 @@ Streams& streams() {
   static Streams s;
   return s;
 }
+// Not in ThreadContext, which is carried into other threads: these would draw from the one key at the same time.
 thread_local PhiloxKey* t_scope = nullptr;
 
 }  // namespace

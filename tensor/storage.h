@@ -9,6 +9,7 @@
 
 namespace tandem {
 
+/// A block of device memory and the count of its changes.
 class Storage {
  public:
   /// `bytes` of uninitialised memory from the device's caching allocator, 64-byte aligned.

@@ -38,8 +38,7 @@ void parallel_for(std::int64_t n, std::int64_t grain, const Body& body);
 
 /// Calls body(i) for every i in [0, devices.size()) at the same time: 0 on the calling thread, each other on a worker
 /// thread that is kept for its device. Returns when all are done. If bodies throw, the exception of the smallest i is
-/// rethrown. A body may call this function itself. The caller's ThreadContext holds in
-/// every body.
+/// rethrown. A body may call this function itself. The caller's ThreadContext holds in every body.
 void run_on_devices(std::span<const Device> devices, FunctionRef<void(int)> body);
 
 /// Waits until `word` differs from `old`. Spins for some 400 us first, since waking a sleeping thread takes 70 us and

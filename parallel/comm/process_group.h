@@ -18,6 +18,7 @@ class CommError : public Error {
   int rank_;
 };
 
+/// How the values of the ranks are combined.
 enum class ReduceOp { sum, product, min, max, avg };
 
 /// A group of ranks. Every rank of the group calls the same operations in the same order; each call returns when its

@@ -7,6 +7,7 @@
 
 namespace tandem::parallel {
 
+/// A group of ranks on one machine that exchange data through a shared memory segment.
 class ShmGroup final : public ProcessGroup {
  public:
   /// `ranks` are the members' ranks in the job, `number` tells this group from the job's others.

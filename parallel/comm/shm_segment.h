@@ -28,6 +28,7 @@ struct ShmBarrier {
   alignas(64) Fingerprint fingerprints[2][kMaxShmRanks];
 };
 
+/// What the ranks share at the start of the segment.
 struct ShmHeader {
   std::uint32_t world_size = 0;
   std::atomic<std::int32_t> dead_rank{-1};   // the first rank that ended before the others

@@ -5,6 +5,7 @@
 
 namespace tandem::parallel {
 
+/// How many ranks are started, and what they are given.
 struct LaunchOptions {
   int nprocs = 1;
   bool prefix_output = true;  // each line of a rank's output begins with "[rank] "

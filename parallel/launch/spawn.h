@@ -4,6 +4,7 @@
 
 namespace tandem::parallel {
 
+/// How many processes are started.
 struct SpawnOptions {
   int nprocs = 1;
 };

@@ -6,6 +6,7 @@
 
 namespace tandem {
 
+/// A file that is replaced as a whole, or not at all.
 class AtomicFile {
  public:
   /// Starts a new version of the file `path`, as "path.tmp-<process>-<number>". Throws Error naming path and reason.

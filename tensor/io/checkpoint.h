@@ -39,6 +39,7 @@ class StateRef {
   std::string name_;
 };
 
+/// How a file is loaded.
 struct LoadOptions {
   /// Where the file's values are put on their way; what they are loaded into stays on its device.
   Device map_location = {};

@@ -14,6 +14,7 @@ namespace tandem::safetensors {
 /// Headers longer than this are refused, as the format's reference implementation does.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
+/// One tensor of a file.
 struct Entry {
   std::string name;
   DType dtype = float32;
@@ -21,6 +22,7 @@ struct Entry {
   std::uint64_t begin = 0, end = 0;  // bytes of its values, counted from the end of the header
   std::uint64_t position = 0;        // where the header names it, in bytes from the start of the file
 };
+/// What a file says of its contents.
 struct Header {
   std::vector<Entry> entries;  // in the order of the header
   std::map<std::string, std::string> metadata;
