@@ -23,9 +23,8 @@ AdamOptions to_adam(const AdamWOptions& o) {
   return {.lr = o.lr, .betas = o.betas, .eps = o.eps, .weight_decay = o.weight_decay, .amsgrad = o.amsgrad};
 }
 
-template <class Group>
-std::vector<Group> one_group(std::vector<Tensor> parameters) {
-  std::vector<Group> groups(1);
+std::vector<AdamGroup> one_group(std::vector<Tensor> parameters) {
+  std::vector<AdamGroup> groups(1);
   groups.front().params = std::move(parameters);
   return groups;
 }
@@ -33,12 +32,12 @@ std::vector<Group> one_group(std::vector<Tensor> parameters) {
 }  // namespace
 
 Adam::Adam(std::vector<Tensor> parameters, const AdamOptions& options)
-    : Adam(false, one_group<AdamGroup>(std::move(parameters)), options) {}
+    : Adam(false, one_group(std::move(parameters)), options) {}
 
 Adam::Adam(std::vector<AdamGroup> groups, const AdamOptions& options) : Adam(false, std::move(groups), options) {}
 
 AdamW::AdamW(std::vector<Tensor> parameters, const AdamWOptions& options)
-    : Adam(true, one_group<AdamGroup>(std::move(parameters)), to_adam(options)) {}
+    : Adam(true, one_group(std::move(parameters)), to_adam(options)) {}
 
 AdamW::AdamW(std::vector<AdamWGroup> groups, const AdamWOptions& options)
     : Adam(true, std::move(groups), to_adam(options)) {}

@@ -145,7 +145,7 @@ namespace {
 template <class State>
 struct QueuedReduction {
   explicit QueuedReduction(std::shared_ptr<State> s) : state(std::move(s)) {}
-  QueuedReduction(QueuedReduction&&) = default;
+  QueuedReduction(QueuedReduction&&) noexcept = default;
   ~QueuedReduction() {
     if (state) state->clear_gradients();
   }
