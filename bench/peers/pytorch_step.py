@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The training step of bench/step_limit in PyTorch, with the default allocator and with raised malloc thresholds.
 
-Debian's package python3-torch brings PyTorch. Most of the time of its Adam on the CPU is glibc's malloc returning
+Debian's packages python3-torch and libopenblas0-pthread bring PyTorch and a fast BLAS for it. Most of the time of its Adam on the CPU is glibc's malloc returning
 memory to the system and faulting it in again; a fair comparison shows both settings.
 
 usage: pytorch_step.py [--batch-size 8,64,512] [--optimizer sgd,adam] [--threads 1,2] [--rounds 11] [--json FILE]
@@ -86,6 +86,8 @@ def main():
             for optimizer in args.optimizer:
                 for malloc in ("default", "raised"):
                     environment = {**os.environ, **(RAISED if malloc == "raised" else {})}
+                    # A BLAS with threads of its own would not keep to torch.set_num_threads.
+                    environment |= {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
                     one = [sys.executable, __file__, "--one", f"{batch_size},{optimizer},{threads}"]
                     done = subprocess.run([*one, "--rounds", str(args.rounds)], env=environment, capture_output=True,
                                           text=True, check=True)
