@@ -94,12 +94,10 @@ struct DataParallel::State {
     return parts;
   }
 
-  // Calls body(i) for the first `count` replicas, each on its device's thread.
+  // Calls body(i) for the first `count` replicas, each on its device's thread, which records if the caller does.
   template <class Body>
   void for_each_replica(std::size_t count, const Body& body) {
-    const bool record = grad_enabled();
     run_on_devices(std::span(devices).first(count), [&](int i) {
-      const GradModeGuard mode(record);
       const ReplicaScope replica(this, i);
       const RandomStream stream(i);
       try {
