@@ -5,6 +5,7 @@
 
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/node.h>
+#include <tandem/parallel/backward_end.h>
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
@@ -34,7 +35,7 @@ std::vector<int64_t> balanced_sizes(int64_t rows, std::size_t parts) {
 }  // namespace
 
 // Shared with the graph: a backward may come after the wrapper is gone.
-struct DataParallel::State {
+struct DataParallel::State final : BackwardListener {
   struct Entry {
     Tensor master;
     bool is_parameter;
@@ -109,14 +110,14 @@ struct DataParallel::State {
   }
 
   // Drops what a backward that threw has left behind.
-  void clear_gradients() {
+  void abandon() override {
     for (Entry& entry : entries)
       for (Tensor& replica : entry.replicas)
         if (replica.grad().defined()) replica.set_grad({});
   }
 
   // Adds the replicas' gradients to the masters', in a fixed order.
-  void reduce() {
+  void end() override {
     const NoGradGuard no_grad;
     for (Entry& entry : entries) {
       if (!entry.is_parameter || !entry.master.requires_grad()) continue;
@@ -136,37 +137,6 @@ struct DataParallel::State {
     }
   }
 };
-
-namespace {
-
-// What is queued for the end of a backward. Destroyed before it has run, it drops the gradients of that backward.
-template <class State>
-struct QueuedReduction {
-  explicit QueuedReduction(std::shared_ptr<State> s) : state(std::move(s)) {}
-  QueuedReduction(QueuedReduction&&) noexcept = default;
-  ~QueuedReduction() {
-    if (state) state->clear_gradients();
-  }
-  std::shared_ptr<State> state;
-};
-
-// Passes a result through a node that has the gradients reduced at the end of backward.
-template <class State>
-Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result) {
-  if (!autograd::needs_grad(result)) return result;
-  Tensor y = result.detach();
-  autograd::record("data_parallel", {&result}, y, [state](autograd::Gradients& g) {
-    if (autograd::first_in_backward(state.get()))
-      autograd::queue_callback([reduction = QueuedReduction<State>(state)]() mutable {
-        reduction.state->reduce();
-        reduction.state = nullptr;
-      });
-    g.set(0, g[0]);
-  });
-  return y;
-}
-
-}  // namespace
 
 DataParallel::DataParallel(std::shared_ptr<nn::Module> module, const DataParallelOptions& options)
     : state_(std::make_shared<State>()) {
@@ -243,8 +213,8 @@ std::vector<Tensor> DataParallel::forward_all(std::span<const Tensor> inputs) {
       const Tensor part = result[k].to(s.output_device);
       parts.push_back(part.dim() == 0 ? part.view({1}) : part);
     }
-    outputs.push_back(
-        with_reduction(state_, parts.size() == 1 ? parts.front() : cat(parts, parts.front().dim() == 1 ? 0 : s.dim)));
+    outputs.push_back(listen(
+        "data_parallel", parts.size() == 1 ? parts.front() : cat(parts, parts.front().dim() == 1 ? 0 : s.dim), state_));
   }
   return outputs;
 }
@@ -274,7 +244,7 @@ Tensor DataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tens
   }
   Tensor total = parts.size() == 1 ? parts.front() : sum(stack(parts));
   if (criterion.reduction() == Reduction::mean) total = total * (normalizer == 0 ? 0.0 : 1.0 / normalizer);
-  return with_reduction(state_, total);
+  return listen("data_parallel", total, state_);
 }
 
 }  // namespace tandem::parallel

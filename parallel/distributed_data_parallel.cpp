@@ -1,20 +1,20 @@
 #include <tandem/parallel/distributed_data_parallel.h>
 
-#include <tandem/autograd/engine.h>
-#include <tandem/autograd/node.h>
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/parallel/backward_end.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 
 namespace tandem::parallel {
 
 // Shared with the graph: a backward may come after the wrapper is gone.
-struct DistributedDataParallel::State {
+struct DistributedDataParallel::State final : BackwardListener {
   std::shared_ptr<nn::Module> module;
   std::shared_ptr<ProcessGroup> group;
   NamedTensors parameters;
 
   // Averages the gradients over the ranks, all of one dtype in one call.
-  void reduce() {
+  void end() override {
     const NoGradGuard no_grad;
     for (const auto& [name, p] : parameters)
       check(!p.requires_grad() || p.grad().defined(), "DistributedDataParallel",
@@ -28,7 +28,7 @@ struct DistributedDataParallel::State {
         if (p.requires_grad() && p.dtype() == dtype) flat.push_back(p.grad().reshape({-1}));
       if (flat.empty()) continue;
       Tensor bucket = cat(flat);
-      group->all_reduce(bucket, ReduceOp::avg);
+      group->all_reduce(bucket, ReduceOp::avg).wait();
       int64_t at = 0;
       for (Tensor& g : flat) {
         g.copy_(bucket.narrow(0, at, g.numel()));
@@ -37,21 +37,6 @@ struct DistributedDataParallel::State {
     }
   }
 };
-
-namespace {
-
-template <class State>
-Tensor with_reduction(const std::shared_ptr<State>& state, const Tensor& result) {
-  if (!autograd::needs_grad(result)) return result;
-  Tensor y = result.detach();
-  autograd::record("distributed_data_parallel", {&result}, y, [state](autograd::Gradients& g) {
-    if (autograd::first_in_backward(state.get())) autograd::queue_callback([state] { state->reduce(); });
-    g.set(0, g[0]);
-  });
-  return y;
-}
-
-}  // namespace
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> module,
                                                  const DistributedDataParallelOptions& options)
@@ -73,20 +58,20 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   check(any, "DistributedDataParallel",
         "no parameter requires grad, so there is nothing to average; use the module itself");
   const NoGradGuard no_grad;
-  for (Tensor& p : module->parameters()) state_->group->broadcast(p, 0);
-  for (Tensor& b : module->buffers()) state_->group->broadcast(b, 0);
+  for (Tensor& p : module->parameters()) state_->group->broadcast(p, 0).wait();
+  for (Tensor& b : module->buffers()) state_->group->broadcast(b, 0).wait();
   register_wrapped(std::move(module));
 }
 
 Tensor DistributedDataParallel::forward(const Tensor& x) {
   const RandomStream stream(state_->group->rank());
-  return with_reduction(state_, (*state_->module)(x));
+  return listen("distributed_data_parallel", (*state_->module)(x), state_);
 }
 
 std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor> inputs) {
   const RandomStream stream(state_->group->rank());
   std::vector<Tensor> outputs = state_->module->forward_all(inputs);
-  for (Tensor& y : outputs) y = with_reduction(state_, y);
+  for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, state_);
   return outputs;
 }
 
@@ -99,9 +84,9 @@ Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x,
     parts = criterion.parts((*state_->module)(x), y);
   }
   Tensor normalizer = parts.normalizer.detach().to(float64);
-  state_->group->all_reduce(normalizer, ReduceOp::sum);
+  state_->group->all_reduce(normalizer, ReduceOp::sum).wait();
   const double total = normalizer.item<double>();
-  return with_reduction(state_, parts.sum * (total == 0 ? 0.0 : state_->group->size() / total));
+  return listen("distributed_data_parallel", parts.sum * (total == 0 ? 0.0 : state_->group->size() / total), state_);
 }
 
 }  // namespace tandem::parallel

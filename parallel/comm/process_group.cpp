@@ -1,114 +1,120 @@
+// The checks of arguments that all backends share.
 #include <tandem/parallel/comm/process_group.h>
 
-#include <charconv>
-#include <cstdlib>
-
-#include <tandem/parallel/comm/shm_group.h>
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
 namespace {
 
-struct Job {
-  int rank = 0, world_size = 1;
-  ShmHeader* segment = nullptr;
-  double timeout_seconds = 30;
-  int groups = 0;
-  std::shared_ptr<ProcessGroup> all;
-};
-std::unique_ptr<Job>& job() {
-  static std::unique_ptr<Job> current;
-  return current;
+void check_root(const char* op, int root, int size) {
+  check(root >= 0 && root < size, op, "root {} is out of range: the group has ranks 0 to {}", root, size - 1);
 }
 
-std::optional<int> number_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr) return std::nullopt;
-  int value = -1;
-  const std::string_view digits(text);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, "init_process_group",
-        "{} is '{}'; it must be a number", variable, text);
-  return value;
+void check_defined(const char* op, const char* which, const Tensor& t) {
+  check(t.defined(), op, "the {} is an undefined tensor; this rank must give one", which);
 }
 
-int required(const char* variable, int given) {
-  if (given >= 0) return given;
-  const auto value = number_from_environment(variable);
-  check(value.has_value(), "init_process_group",
-        "{} is not set; start the program with `tandem-run -n N program`, or call spawn", variable);
-  return *value;
+// `whole` holds a part of `part`'s size for each rank.
+void check_parts(const char* op, const char* whole_name, const Tensor& whole, const char* part_name, const Tensor& part,
+                 int size) {
+  check(whole.dtype() == part.dtype(), op, "the {} is {}, but the {} is {}; convert one with .to(...)", whole_name,
+        whole.dtype(), part_name, part.dtype());
+  check(whole.numel() == part.numel() * size, op,
+        "the {} of shape {} must have {} times the elements of the {} of shape {}, one part for each rank", whole_name,
+        whole.shape(), size, part_name, part.shape());
 }
 
-std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks) {
-  Job& j = *job();
-  check(j.groups < kMaxShmGroups, "new_group", "there are {} groups already; at most {} are supported", j.groups,
-        kMaxShmGroups);
-  return std::make_shared<ShmGroup>(j.segment, j.groups++, ranks, j.rank, j.timeout_seconds);
+void check_op(const char* name, ReduceOp op, DType dtype) {
+  check(op != ReduceOp::avg || is_floating(dtype), name,
+        "the average of {} tensors is not defined; convert with .to(float64), or take the sum", dtype);
+  check(
+      dtype != DType::boolean || op == ReduceOp::min || op == ReduceOp::max, name,
+      "bool tensors are combined with ReduceOp::min (all) or ReduceOp::max (any); for counts convert with .to(int64)");
 }
-
-// A rank that has not joined is not alone: answering 0 of 1 would be wrong.
-void check_alone() {
-  check(is_initialized() || std::getenv("RANK") == nullptr, "process_group",
-        "this process is a rank of a job that it has not joined; call init_process_group first");
-}
-
-ProcessGroup& group_of(const CollectiveOptions& options) { return options.group ? *options.group : *default_group(); }
 
 }  // namespace
 
-void init_process_group(const InitOptions& options) {
-  check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
-  check(options.backend.empty() || options.backend == "shm", "init_process_group",
-        "backend '{}' is not built in; use \"shm\"", options.backend);
-  auto next = std::make_unique<Job>();
-  next->rank = required("RANK", options.rank);
-  next->world_size = required("WORLD_SIZE", options.world_size);
-  check(next->rank < next->world_size, "init_process_group", "rank {} is out of range: WORLD_SIZE is {}", next->rank,
-        next->world_size);
-  check(options.timeout_seconds > 0, "init_process_group", "timeout_seconds is {}; it must be positive",
-        options.timeout_seconds);
-  next->timeout_seconds = options.timeout_seconds;
-  next->segment = map_shm_segment(required(kShmVariable, -1), next->world_size);
-  job() = std::move(next);
-  std::vector<int> ranks;
-  for (int r = 0; r < job()->world_size; ++r) ranks.push_back(r);
-  job()->all = make_group(ranks);
-  job()->all->barrier();
+Tensor ProcessGroup::allocate(const Shape& shape, DType dtype) { return zeros(shape, {.dtype = dtype}); }
+
+// Views that are not dense travel as dense copies.
+Work ProcessGroup::run(Collective c) {
+  const NoGradGuard no_grad;
+  check(rank() >= 0, name(c.operation), "this process is not a member of the group; only its members may call it");
+  const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
+  Tensor target = c.output;
+  if (c.input.defined()) c.input = c.input.contiguous().detach();
+  if (c.output.defined()) c.output = in_place ? c.input : c.output.contiguous().detach();
+  const bool copied = target.defined() && c.output.raw().data != target.raw().data;
+  Work work = start(c);
+  if (!copied) return work;
+  return work.then([from = c.output, to = target.detach()]() mutable { to.copy_(from); });
 }
 
-void destroy_process_group() { job().reset(); }
-bool is_initialized() { return job() != nullptr; }
-
-std::shared_ptr<ProcessGroup> default_group() {
-  check(is_initialized(), "process_group", "the process has not joined a job; call init_process_group first");
-  return job()->all;
+Work ProcessGroup::all_reduce(Tensor& t, ReduceOp op) {
+  check_defined("all_reduce", "tensor", t);
+  check_op("all_reduce", op, t.dtype());
+  return run({.operation = Operation::all_reduce, .op = op, .input = t, .output = t});
 }
 
-std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
-  (void)default_group();
-  check(!ranks.empty(), "new_group", "the list of ranks is empty");
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    check(ranks[i] >= 0 && ranks[i] < world_size() && (i == 0 || ranks[i] > ranks[i - 1]), "new_group",
-          "rank {} is out of range or order: give increasing ranks from 0 to {}", ranks[i], world_size() - 1);
-  return make_group(ranks);
+Work ProcessGroup::broadcast(Tensor& t, int root) {
+  check_defined("broadcast", "tensor", t);
+  check_root("broadcast", root, size());
+  Collective c{.operation = Operation::broadcast, .root = root};
+  (rank() == root ? c.input : c.output) = t;
+  return run(std::move(c));
 }
 
-void all_reduce(Tensor& t, const CollectiveOptions& options) { group_of(options).all_reduce(t, options.op); }
-void broadcast(Tensor& t, int root, const CollectiveOptions& options) { group_of(options).broadcast(t, root); }
-void barrier(const CollectiveOptions& options) { group_of(options).barrier(); }
-
-int rank() {
-  check_alone();
-  return is_initialized() ? job()->rank : 0;
-}
-int world_size() {
-  check_alone();
-  return is_initialized() ? job()->world_size : 1;
+Work ProcessGroup::reduce(Tensor& t, int root, ReduceOp op) {
+  check_defined("reduce", "tensor", t);
+  check_root("reduce", root, size());
+  check_op("reduce", op, t.dtype());
+  Collective c{.operation = Operation::reduce, .op = op, .root = root, .input = t};
+  if (rank() == root) c.output = t;
+  return run(std::move(c));
 }
 
-Device local_device() {
-  if (cuda::is_available()) return Device(DeviceType::cuda, number_from_environment("LOCAL_RANK").value_or(0));
-  return Device();
+Work ProcessGroup::all_gather(Tensor& output, const Tensor& input) {
+  check_defined("all_gather", "input", input);
+  check_defined("all_gather", "output", output);
+  check_parts("all_gather", "output", output, "input", input, size());
+  return run({.operation = Operation::all_gather, .input = input, .output = output});
 }
+
+Work ProcessGroup::gather(Tensor& output, const Tensor& input, int root) {
+  check_defined("gather", "input", input);
+  check_root("gather", root, size());
+  Collective c{.operation = Operation::gather, .root = root, .input = input};
+  if (rank() == root) {
+    check_defined("gather", "output", output);
+    check_parts("gather", "output", output, "input", input, size());
+    c.output = output;
+  }
+  return run(std::move(c));
+}
+
+Work ProcessGroup::scatter(Tensor& output, const Tensor& input, int root) {
+  check_defined("scatter", "output", output);
+  check_root("scatter", root, size());
+  Collective c{.operation = Operation::scatter, .root = root, .output = output};
+  if (rank() == root) {
+    check_defined("scatter", "input", input);
+    check_parts("scatter", "input", input, "output", output, size());
+    c.input = input;
+  }
+  return run(std::move(c));
+}
+
+Work ProcessGroup::reduce_scatter(Tensor& output, const Tensor& input, ReduceOp op) {
+  check_defined("reduce_scatter", "input", input);
+  check_defined("reduce_scatter", "output", output);
+  check_op("reduce_scatter", op, input.dtype());
+  check_parts("reduce_scatter", "input", input, "output", output, size());
+  return run({.operation = Operation::reduce_scatter, .op = op, .input = input, .output = output});
+}
+
+Work ProcessGroup::barrier() { return run({}); }
+
+Work ProcessGroup::fail(const std::string& message) { return run({.operation = Operation::fail, .message = message}); }
 
 }  // namespace tandem::parallel

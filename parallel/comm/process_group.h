@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <tandem/parallel/comm/collective.h>
+#include <tandem/parallel/comm/work.h>
 #include <tandem/tensor/tensor.h>
 
 namespace tandem::parallel {
@@ -18,24 +20,53 @@ class CommError : public Error {
   int rank_;
 };
 
-/// How the values of the ranks are combined.
-enum class ReduceOp { sum, product, min, max, avg };
-
-/// A group of ranks. Every rank of the group calls the same operations in the same order; each call returns when its
-/// result is there. Sums follow one fixed binary tree over the ranks: the same bits on every rank and in every run.
+/// A group of ranks. Every rank of the group calls the same collectives in the same order, from one thread at a time.
+/// Each call starts one and returns its Work; the functions below this class wait for it. Arguments are checked before
+/// anything is sent: Error for a root out of range, a wrong number of elements, a type that cannot be combined, a
+/// tensor on a device that the backend does not serve, or a call by a process that is no member. Ranks that disagree
+/// get a CommError on each of them. Views that are not dense are copied. Sums follow one fixed balanced binary tree
+/// over the ranks: the same bits on every rank, in every run, and on every backend of the CPU.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
   virtual std::string backend() const = 0;
-  /// This process's rank in the group, 0 .. size() - 1.
+  /// This process's rank in the group, 0 .. size() - 1; -1 when it is not a member.
   virtual int rank() const = 0;
   virtual int size() const = 0;
+
   /// Replaces `t` by the combination of all ranks' tensors, which have one shape and dtype.
-  virtual void all_reduce(Tensor& t, ReduceOp op) = 0;
+  Work all_reduce(Tensor& t, ReduceOp op = ReduceOp::sum);
   /// Copies `t` of rank `root` into every rank's.
-  virtual void broadcast(Tensor& t, int root) = 0;
-  /// Returns when every rank has called it.
-  virtual void barrier() = 0;
+  Work broadcast(Tensor& t, int root);
+  /// Replaces `t` of rank `root` by the combination of all ranks' tensors; the others' stay as they are.
+  Work reduce(Tensor& t, int root, ReduceOp op = ReduceOp::sum);
+  /// `output` gets every rank's `input`, rank 0's first: it has size() times as many elements, such as
+  /// {size, ...shape} or {size * rows, ...}.
+  Work all_gather(Tensor& output, const Tensor& input);
+  /// The same on rank `root` alone; elsewhere `output` may be undefined, and is not touched.
+  Work gather(Tensor& output, const Tensor& input, int root);
+  /// Each rank's `output` gets its part of `input` of rank `root`, which has size() times as many elements; elsewhere
+  /// `input` may be undefined.
+  Work scatter(Tensor& output, const Tensor& input, int root);
+  /// `output` gets this rank's part of the combination of all ranks' `input`, which has size() times as many elements.
+  Work reduce_scatter(Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum);
+  /// Done when every rank has called it.
+  Work barrier();
+  /// Takes this rank's place in the next collective, which ends on every other rank with a CommError that carries
+  /// `message`: for a rank that cannot take part. Ends without an error here.
+  Work fail(const std::string& message);
+
+  /// Memory for collectives, filled with zeros, that the backend may place where all ranks reach it. On such tensors,
+  /// and on dense parts of them, an all_reduce copies nothing. Every rank calls it, in the same order, with the same
+  /// arguments. Throws Error when memory is short.
+  virtual Tensor allocate(const Shape& shape, DType dtype);
+
+ protected:
+  /// Starts a collective whose arguments are checked.
+  virtual Work start(const Collective& collective) = 0;
+
+ private:
+  Work run(Collective collective);
 };
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
@@ -56,14 +87,22 @@ std::shared_ptr<ProcessGroup> default_group();
 /// get a group without them, whose operations are errors.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
 
-/// Options of a collective: how values are combined, and in which group (default: all ranks).
+/// Options of a collective. With `async_op` it returns at once, and the caller waits on the Work.
 struct CollectiveOptions {
   ReduceOp op = ReduceOp::sum;
-  std::shared_ptr<ProcessGroup> group = nullptr;
+  std::shared_ptr<ProcessGroup> group = nullptr;  // default: all ranks
+  bool async_op = false;
 };
-void all_reduce(Tensor& t, const CollectiveOptions& options = {});
-void broadcast(Tensor& t, int root, const CollectiveOptions& options = {});
-void barrier(const CollectiveOptions& options = {});
+// The collectives of ProcessGroup, in the group of the options. They return when the result is there, unless async_op.
+
+Work all_reduce(Tensor& t, const CollectiveOptions& options = {});
+Work broadcast(Tensor& t, int root, const CollectiveOptions& options = {});
+Work reduce(Tensor& t, int root, const CollectiveOptions& options = {});
+Work all_gather(Tensor& output, const Tensor& input, const CollectiveOptions& options = {});
+Work gather(Tensor& output, const Tensor& input, int root, const CollectiveOptions& options = {});
+Work scatter(Tensor& output, const Tensor& input, int root, const CollectiveOptions& options = {});
+Work reduce_scatter(Tensor& output, const Tensor& input, const CollectiveOptions& options = {});
+Work barrier(const CollectiveOptions& options = {});
 
 /// This process's rank and the number of ranks in the default group; 0 and 1 in a program that is no rank of a job.
 /// Error in a rank that has not called init_process_group.

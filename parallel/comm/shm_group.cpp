@@ -72,19 +72,6 @@ void dispatch(DType dtype, const Body& body) {
   fail("all_reduce", "cannot combine {} tensors; convert with .to(float32) first", dtype);
 }
 
-const char* operation_name(int operation) {
-  constexpr const char* kNames[] = {"all_reduce", "broadcast", "barrier"};
-  return operation >= 0 && operation < 3 ? kNames[operation] : "unknown";
-}
-
-std::string describe(const Fingerprint& f) {
-  if (f.operation == 2) return fmt::format("barrier (call {})", f.sequence);
-  constexpr const char* kOps[] = {"sum", "product", "min", "max", "avg"};
-  const std::string how = f.operation == 0 ? fmt::format("{}", kOps[f.reduce_op]) : fmt::format("root {}", f.root);
-  return fmt::format("{} ({}, call {}) of {} {} elements", operation_name(f.operation), how, f.sequence, f.count,
-                     name(static_cast<DType>(f.dtype)));
-}
-
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) return fmt::format("was killed by signal {}", WTERMSIG(status));
   return fmt::format("ended with exit code {}", WEXITSTATUS(status));
@@ -144,12 +131,11 @@ void ShmGroup::meet(const char* what) {
 }
 
 // All members say what they are about to do; a difference is an error on each of them, before data moves.
-void ShmGroup::agree(const char* what, Fingerprint mine) {
-  check(rank_ >= 0, what, "this process is not a member of the group; only its members may call it");
-  mine.sequence = sequence_++;
+void ShmGroup::agree(const Collective& collective) {
+  const Fingerprint mine = fingerprint(collective, sequence_++);
   Fingerprint(&all)[kMaxShmRanks] = barrier_.fingerprints[mine.sequence % 2];
   all[rank_] = mine;
-  meet(what);
+  meet(name(collective.operation));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = all[i];
     if (other == mine) continue;
@@ -160,15 +146,19 @@ void ShmGroup::agree(const char* what, Fingerprint mine) {
   }
 }
 
+Work ShmGroup::start(const Collective& c) {
+  agree(c);
+  Tensor t = c.input.defined() ? c.input : c.output;
+  if (c.operation == Operation::all_reduce) all_reduce(t, c.op);
+  if (c.operation == Operation::broadcast) broadcast(t, c.root);
+  return {};
+}
+
 void ShmGroup::all_reduce(Tensor& t, ReduceOp op) {
-  check(op != ReduceOp::avg || is_real(t.dtype()), "all_reduce",
-        "the average of {} tensors is not defined; convert with .to(float64), or take the sum", t.dtype());
-  Tensor dense = t.contiguous().detach();
-  agree("all_reduce", {0, kAllReduce, static_cast<int>(t.dtype()), 0, static_cast<int>(op), t.numel()});
   dispatch(t.dtype(), [&]<class T>() {
     constexpr auto kPiece = static_cast<std::int64_t>(kShmSlotBytes / sizeof(T));
-    auto* data = static_cast<T*>(dense.raw_for_write().data);
-    const std::int64_t count = dense.numel();
+    auto* data = static_cast<T*>(t.raw_for_write().data);
+    const std::int64_t count = t.numel();
     for (std::int64_t at = 0; at < count; at += kPiece) {
       const std::int64_t n = std::min(kPiece, count - at);
       std::copy_n(data + at, n, reinterpret_cast<T*>(slot(rank_)));
@@ -188,16 +178,11 @@ void ShmGroup::all_reduce(Tensor& t, ReduceOp op) {
       std::copy_n(reinterpret_cast<const T*>(slot(rank_)), n, data + at);
     }
   });
-  if (dense.raw().data != t.raw().data) t.detach().copy_(dense);
 }
 
 void ShmGroup::broadcast(Tensor& t, int root) {
-  check(root >= 0 && root < size(), "broadcast", "root {} is out of range: the group has ranks 0 to {}", root,
-        size() - 1);
-  Tensor dense = t.contiguous().detach();
-  agree("broadcast", {0, kBroadcast, static_cast<int>(t.dtype()), root, 0, t.numel()});
-  auto* data = static_cast<char*>(dense.raw_for_write().data);
-  const std::size_t bytes = static_cast<std::size_t>(dense.numel()) * size_of(dense.dtype());
+  auto* data = static_cast<char*>(t.raw_for_write().data);
+  const std::size_t bytes = static_cast<std::size_t>(t.numel()) * size_of(t.dtype());
   for (std::size_t at = 0; at < bytes; at += kShmSlotBytes) {
     const std::size_t n = std::min(kShmSlotBytes, bytes - at);
     if (rank_ == root) std::memcpy(slot(root), data + at, n);
@@ -205,9 +190,6 @@ void ShmGroup::broadcast(Tensor& t, int root) {
     if (rank_ != root) std::memcpy(data + at, slot(root), n);
     meet("broadcast");
   }
-  if (dense.raw().data != t.raw().data) t.detach().copy_(dense);
 }
-
-void ShmGroup::barrier() { agree("barrier", {0, kBarrier, 0, 0, 0, 0}); }
 
 }  // namespace tandem::parallel

@@ -15,14 +15,15 @@ class ShmGroup final : public ProcessGroup {
   std::string backend() const override { return "shm"; }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(ranks_.size()); }
-  void all_reduce(Tensor& t, ReduceOp op) override;
-  void broadcast(Tensor& t, int root) override;
-  void barrier() override;
+
+ protected:
+  Work start(const Collective& collective) override;
 
  private:
-  enum Operation : std::int32_t { kAllReduce, kBroadcast, kBarrier };
+  void all_reduce(Tensor& t, ReduceOp op);
+  void broadcast(Tensor& t, int root);
   void meet(const char* what);
-  void agree(const char* what, Fingerprint mine);
+  void agree(const Collective& collective);
   char* slot(int member) const;
 
   ShmHeader* segment_;

@@ -5,20 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <tandem/parallel/comm/collective.h>
+
 namespace tandem::parallel {
 
 inline constexpr int kMaxShmRanks = 64;
 inline constexpr int kMaxShmGroups = 16;
 inline constexpr std::size_t kShmSlotBytes = 4 << 20;  // for each rank; larger tensors go in pieces
 inline constexpr const char* kShmVariable = "TANDEM_SHM_FD";
-
-/// What one rank says about the collective that it is in, compared before data moves.
-struct Fingerprint {
-  std::uint64_t sequence = 0;
-  std::int32_t operation = 0, dtype = 0, root = 0, reduce_op = 0;
-  std::int64_t count = 0;
-  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
-};
 
 /// A meeting point of the ranks of one group.
 struct ShmBarrier {

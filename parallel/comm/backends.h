@@ -1,0 +1,21 @@
+// The backends: how each makes a group.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store.h>
+
+namespace tandem::parallel {
+
+/// What a backend needs to make a group. All ranks of the job make it, in the same order, members or not.
+struct GroupSetup {
+  std::shared_ptr<Store> store;  // of the job; a launcher writes how rank r ended to the key "ended/r"
+  std::string name;              // of the group, the same on all ranks and unique in the job: prefix of its keys
+  std::vector<int> ranks;        // of the members in the job, increasing
+  int world_rank = 0;            // of this process in the job
+  double timeout_seconds = 30;
+};
+
+}  // namespace tandem::parallel

@@ -1,0 +1,55 @@
+#include <tandem/parallel/comm/collective.h>
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+namespace tandem::parallel {
+namespace {
+
+constexpr std::array kOperations = {"all_reduce", "broadcast",      "reduce",  "all_gather", "gather",
+                                    "scatter",    "reduce_scatter", "barrier", "fail"};
+constexpr std::array kOps = {"sum", "product", "min", "max", "avg"};
+
+template <class Names>
+const char* pick(const Names& names, std::int32_t index) {
+  return index >= 0 && static_cast<std::size_t>(index) < names.size() ? names[static_cast<std::size_t>(index)]
+                                                                      : "unknown";
+}
+
+bool combines(Operation o) {
+  return o == Operation::all_reduce || o == Operation::reduce || o == Operation::reduce_scatter;
+}
+bool has_root(Operation o) {
+  return o == Operation::broadcast || o == Operation::reduce || o == Operation::gather || o == Operation::scatter;
+}
+
+}  // namespace
+
+const char* name(Operation operation) { return pick(kOperations, static_cast<std::int32_t>(operation)); }
+
+Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
+  Fingerprint f{.sequence = sequence, .operation = static_cast<std::int32_t>(c.operation)};
+  const Tensor& any = c.input.defined() ? c.input : c.output;
+  if (!any.defined()) return f;  // a barrier, or a failure
+  f.dtype = static_cast<std::int32_t>(any.dtype());
+  f.root = c.root;
+  f.op = static_cast<std::int32_t>(c.op);
+  f.count = c.input.defined() && c.output.defined() ? std::min(c.input.numel(), c.output.numel()) : any.numel();
+  return f;
+}
+
+std::string describe(const Fingerprint& f) {
+  const auto operation = static_cast<Operation>(f.operation);
+  const char* what = name(operation);
+  if (operation == Operation::barrier || operation == Operation::fail)
+    return fmt::format("{} (call {})", what, f.sequence);
+  std::string how;
+  if (combines(operation)) how += fmt::format("{}, ", pick(kOps, f.op));
+  if (has_root(operation)) how += fmt::format("root {}, ", f.root);
+  return fmt::format("{} ({}call {}) of {} {} elements", what, how, f.sequence, f.count,
+                     tandem::name(static_cast<DType>(f.dtype)));
+}
+
+}  // namespace tandem::parallel

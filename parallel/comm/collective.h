@@ -1,0 +1,56 @@
+// What a collective is: the request that ProcessGroup hands to a backend, and the fingerprint by which ranks find out,
+// before data moves, that they do not mean the same.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include <tandem/tensor/tensor.h>
+
+namespace tandem::parallel {
+
+/// How the values of the ranks are combined.
+enum class ReduceOp : std::int32_t { sum, product, min, max, avg };
+
+enum class Operation : std::int32_t {
+  all_reduce,
+  broadcast,
+  reduce,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  barrier,
+  fail,  // this rank cannot take part in whatever the others call, and says why
+};
+
+/// One rank's part of a collective. Tensors are dense and detached. Where an operation works in place, input and output
+/// are the same tensor; where this rank reads or gets nothing, they are undefined.
+///   all_reduce      input = output = t
+///   broadcast       input on the root, output on the others
+///   reduce          input everywhere, output on the root
+///   all_gather      output has size() times the elements of input, those of rank 0 first
+///   gather          the same, output on the root alone
+///   scatter         input on the root has size() times the elements of output
+///   reduce_scatter  input has size() times the elements of output
+struct Collective {
+  Operation operation = Operation::barrier;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  Tensor input = {}, output = {};
+  std::string message = {};  // of fail
+};
+
+/// What one rank says about a collective.
+struct Fingerprint {
+  std::uint64_t sequence = 0;  // counts the group's collectives
+  std::int32_t operation = 0, dtype = 0, root = 0, op = 0;
+  std::int64_t count = 0;  // elements of each rank's share: the smaller of input and output
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+Fingerprint fingerprint(const Collective& collective, std::uint64_t sequence);
+/// "all_reduce (sum, call 7) of 100 float32 elements"
+std::string describe(const Fingerprint& f);
+/// The name of an operation, as in the public functions.
+const char* name(Operation operation);
+
+}  // namespace tandem::parallel

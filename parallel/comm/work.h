@@ -1,0 +1,44 @@
+// Work: a collective that has been started.
+#pragma once
+#include <exception>
+#include <memory>
+
+#include <tandem/tensor/callable.h>
+
+namespace tandem::parallel {
+
+/// A collective that this rank has started. Copies stand for the same one. Its tensors are kept alive until it is done,
+/// and must not be read or written by others before. Dropping every copy does not cancel it: the group still finishes
+/// it, at the latest in its next blocking call or when it is destroyed.
+class Work {
+ public:
+  /// What a backend implements. It remembers the first error, and throws it again in every later call of wait.
+  class State {
+   public:
+    virtual ~State() = default;
+    /// Does what can be done without waiting; true when the collective has ended, well or not.
+    virtual bool poll() = 0;
+    /// Returns when the collective has ended; throws what went wrong.
+    virtual void wait() = 0;
+  };
+
+  /// A collective that is done.
+  Work() = default;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  /// Returns when the result is there. Throws CommError when a rank was lost or came too late, or when the ranks
+  /// disagree; every call of wait throws it.
+  void wait() const {
+    if (state_) state_->wait();
+  }
+  /// Whether wait would return or throw at once; helps the collective along.
+  bool is_completed() const { return !state_ || state_->poll(); }
+  /// What wait would throw; null while the collective is under way or when it went well.
+  std::exception_ptr exception() const;
+  /// Work that runs `after` once, in the wait or poll that finds this one done well.
+  Work then(UniqueFunction<void()> after) const;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace tandem::parallel
