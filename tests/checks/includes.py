@@ -23,9 +23,11 @@ PLACES = [
     (re.compile(r"^(cuda|cublas|cudnn|nccl)"), ("tensor/cuda/", "parallel/comm/nccl")),
     (re.compile(r"^nlohmann/"), ("tensor/io/",)),
     (re.compile(r"^(zlib\.h)"), ("data/",)),
+    (re.compile(r"^asio"), ("parallel/comm/store_server.cpp", "parallel/comm/tcp_store.cpp")),
+    (re.compile(r"^gloo/"), ("parallel/comm/gloo_",)),
 ]
 # Slow to compile: kept out of public headers.
-SLOW = re.compile(r"^(functional|thread|chrono|iostream|regex|future|Eigen/.*|dnnl.*|nlohmann/.*)$")
+SLOW = re.compile(r"^(functional|thread|chrono|iostream|regex|future|Eigen/.*|dnnl.*|nlohmann/.*|asio.*|gloo/.*)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 

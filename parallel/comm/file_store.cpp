@@ -1,0 +1,331 @@
+// The file: kMagic, then records. A record is its kind ('+' sets, '-' removes), the lengths of key and value (4 bytes
+// each, little-endian), key and value. Locks: byte kContents of the file stands for its contents, and byte
+// kPresence + r, held for as long as rank r is there, for that rank; both lie far behind the end.
+#include <tandem/parallel/comm/file_store.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store_limits.h>
+
+namespace tandem::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kMagic = "tandem file store 1\n";
+constexpr off_t kContents = off_t{1} << 40, kPresence = kContents + 1;
+constexpr std::size_t kHeaderBytes = 9;
+constexpr auto kPollTime = std::chrono::milliseconds(5);
+
+std::string joined_key(int rank) { return fmt::format("joined/{}", rank); }
+std::string ended_key(int rank) { return fmt::format("ended/{}", rank); }
+
+// Locks of open file descriptions belong to this store alone, not to the process, and end with it.
+int lock_byte(int fd, off_t at, short type, bool wait) {
+  struct flock range {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = at;
+  range.l_len = 1;
+  int result = 0;
+  do {
+    result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range);
+  } while (result != 0 && errno == EINTR);
+  return result;
+}
+
+std::uint32_t read_length(const char* bytes) {
+  std::uint32_t length = 0;
+  for (unsigned i = 0; i < 4; ++i) length |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << 8 * i;
+  return length;
+}
+
+void put_length(std::string& out, std::size_t length) {
+  for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
+}
+
+}  // namespace
+
+struct FileStore::State {
+  FileStoreOptions options;
+  std::mutex mutex;
+  int fd = -1;
+  std::map<std::string, std::string, std::less<>> values;
+  std::size_t bytes = 0;  // of keys and values
+  off_t read_to = 0;      // records up to here are in `values`
+  bool joined = false;
+
+  ~State() {
+    if (fd >= 0) close(fd);
+  }
+
+  // Calls body() under the file's lock, with `values` up to date.
+  template <class Body>
+  auto locked(const Body& body) {
+    const std::lock_guard lock(mutex);
+    tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store", "'{}' cannot be locked: {}", options.path,
+                  std::strerror(errno));
+    struct Unlock {
+      int fd;
+      ~Unlock() { lock_byte(fd, kContents, F_UNLCK, false); }
+    } unlock{fd};
+    refresh();
+    return body();
+  }
+
+  [[noreturn]] void damaged(off_t at) const {
+    fail("store", "'{}' is damaged at byte {}, or is no store; remove it, or give another path", options.path, at);
+  }
+
+  std::string read_bytes(off_t from, std::size_t count) const {
+    std::string data(count, '\0');
+    std::size_t have = 0;
+    while (have < count) {
+      const ssize_t n = pread(fd, data.data() + have, count - have, from + static_cast<off_t>(have));
+      if (n < 0 && errno == EINTR) continue;
+      tandem::check(n >= 0, "store", "'{}' cannot be read: {}", options.path, std::strerror(errno));
+      if (n == 0) break;
+      have += static_cast<std::size_t>(n);
+    }
+    data.resize(have);
+    return data;
+  }
+
+  void refresh() {
+    struct stat info {};
+    tandem::check(fstat(fd, &info) == 0, "store", "'{}' cannot be read: {}", options.path, std::strerror(errno));
+    if (info.st_size < read_to)
+      throw CommError(-1, fmt::format("{}the store '{}' was cut short by another program", who_am_i(), options.path));
+    while (read_to < info.st_size) {
+      const std::size_t left = static_cast<std::size_t>(info.st_size - read_to);
+      if (read_to == 0) {
+        if (left < kMagic.size() && kMagic.starts_with(read_bytes(0, left))) break;
+        if (read_bytes(0, kMagic.size()) != kMagic) damaged(0);
+        read_to = static_cast<off_t>(kMagic.size());
+        continue;
+      }
+      if (left < kHeaderBytes) break;
+      const std::string header = read_bytes(read_to, kHeaderBytes);
+      if (header.size() < kHeaderBytes) break;
+      const std::size_t key = read_length(header.data() + 1), value = read_length(header.data() + 5);
+      if ((header[0] != '+' && header[0] != '-') || key == 0 || key > kMaxKeyBytes || value > kMaxValueBytes)
+        damaged(read_to);
+      if (left < kHeaderBytes + key + value) break;
+      const std::string body = read_bytes(read_to + static_cast<off_t>(kHeaderBytes), key + value);
+      if (body.size() < key + value) break;
+      apply(header[0], body.substr(0, key), body.substr(key), read_to);
+      read_to += static_cast<off_t>(kHeaderBytes + key + value);
+    }
+    // What is left is the record of a writer that was killed while it wrote, since this process holds the lock.
+    if (read_to < info.st_size) (void)!ftruncate(fd, read_to);
+  }
+
+  void apply(char kind, std::string key, std::string value, off_t at) {
+    if (const auto old = values.find(key); old != values.end()) {
+      bytes -= key.size() + old->second.size();
+      values.erase(old);
+    }
+    if (kind == '-') return;
+    bytes += key.size() + value.size();
+    if (bytes > kMaxStoreBytes) damaged(at);
+    values.emplace(std::move(key), std::move(value));
+  }
+
+  void append(char kind, std::string_view key, std::string_view value) {
+    tandem::check(bytes + key.size() + value.size() <= kMaxStoreBytes, "store",
+                  "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
+    std::string record;
+    if (read_to == 0) record += kMagic;
+    record += kind;
+    put_length(record, key.size());
+    put_length(record, value.size());
+    record.append(key).append(value);
+    std::size_t done = 0;
+    while (done < record.size()) {
+      const ssize_t n = pwrite(fd, record.data() + done, record.size() - done, read_to + static_cast<off_t>(done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        const int error = errno;
+        (void)!ftruncate(fd, read_to);
+        fail("store", "'{}' cannot be written: {}", options.path, std::strerror(error));
+      }
+      done += static_cast<std::size_t>(n);
+    }
+    read_to += static_cast<off_t>(record.size());
+    apply(kind, std::string(key), std::string(value), read_to);
+  }
+
+  std::optional<std::string> find(std::string_view key) const {
+    const auto found = values.find(key);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  std::string who_am_i() const { return who(options.rank, options.world_size); }
+
+  // Writes down who has ended without leaving; returns the first.
+  std::optional<int> find_lost() {
+    std::optional<int> lost;
+    for (int r = 0; r < options.world_size; ++r) {
+      if (r == options.rank || !find(joined_key(r))) continue;
+      if (lock_byte(fd, kPresence + r, F_RDLCK, false) != 0) continue;  // it is there
+      lock_byte(fd, kPresence + r, F_UNLCK, false);
+      if (!find(ended_key(r))) append('+', ended_key(r), "has ended");
+      if (!lost) lost = r;
+    }
+    return lost;
+  }
+
+  void open_file() {
+    for (;;) {
+      fd = open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      tandem::check(fd >= 0, "store", "'{}' cannot be opened: {}", options.path, std::strerror(errno));
+      struct stat mine {
+      }, named{};
+      tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store",
+                    "'{}' cannot be locked: {}; give a path on a file system that has locks", options.path,
+                    std::strerror(errno));
+      // Between open and lock the last rank of an earlier group may have removed the file.
+      if (fstat(fd, &mine) == 0 && stat(options.path.c_str(), &named) == 0 && mine.st_ino == named.st_ino) break;
+      close(fd);
+      fd = -1;
+    }
+    lock_byte(fd, kContents, F_UNLCK, false);
+  }
+
+  void join() {
+    const int r = options.rank;
+    if (find(joined_key(r))) {
+      tandem::check(lock_byte(fd, kPresence + r, F_RDLCK, false) != 0, "store",
+                    "'{}' is left from an earlier run; remove it, or give another path", options.path);
+      fail("store", "'{}': rank {} has joined already; give each process a rank of its own, and each job a file",
+           options.path, r);
+    }
+    for (int other = 0; other < options.world_size; ++other) {
+      if (!find(joined_key(other)) || lock_byte(fd, kPresence + other, F_RDLCK, false) != 0) continue;
+      lock_byte(fd, kPresence + other, F_UNLCK, false);
+      fail("store", "'{}' is left from an earlier run, in which rank {} was; remove it, or give another path",
+           options.path, other);
+    }
+    tandem::check(lock_byte(fd, kPresence + r, F_WRLCK, false) == 0, "store", "'{}' cannot be locked: {}", options.path,
+                  std::strerror(errno));
+    if (find(ended_key(r))) append('-', ended_key(r), {});
+    append('+', joined_key(r), {});
+    joined = true;
+  }
+
+  void leave() {
+    append('-', joined_key(options.rank), {});
+    const auto next = values.lower_bound("joined/");
+    if (next == values.end() || !next->first.starts_with("joined/"))
+      unlink(options.path.c_str());
+    else
+      append('+', ended_key(options.rank), "has left the job");
+  }
+};
+
+FileStore::FileStore(const FileStoreOptions& options) : state_(std::make_unique<State>()) {
+  tandem::check(!options.path.empty(), "store", "the path is empty; give one that all ranks reach");
+  tandem::check(options.timeout_seconds > 0, "store", "timeout_seconds is {}; it must be positive",
+                options.timeout_seconds);
+  tandem::check(options.rank < options.world_size || options.rank == -1, "store", "rank {} is out of range of {} ranks",
+                options.rank, options.world_size);
+  state_->options = options;
+  state_->open_file();
+  state_->locked([&] {
+    if (options.rank >= 0) state_->join();
+  });
+}
+
+FileStore::~FileStore() {
+  if (!state_->joined) return;
+  try {
+    state_->locked([&] { state_->leave(); });
+  } catch (...) {  // the file is gone or the disk is full; the lock ends all the same
+  }
+}
+
+void FileStore::set(std::string_view key, std::string_view value) {
+  check_sizes(key, value);
+  state_->locked([&] { state_->append('+', key, value); });
+}
+
+std::string FileStore::get(std::string_view key) {
+  check_sizes(key, {});
+  const auto deadline = Clock::now() + std::chrono::duration<double>(state_->options.timeout_seconds);
+  for (;;) {
+    std::optional<int> lost;
+    std::string how;
+    const auto value = state_->locked([&] {
+      const auto found = state_->find(key);
+      if (!found) lost = state_->find_lost();
+      if (lost) how = *state_->find(ended_key(*lost));
+      return found;
+    });
+    if (value) return *value;
+    if (lost)
+      throw CommError(*lost, fmt::format("{}rank {} {} while this rank waited for the key '{}' in the store '{}'",
+                                         state_->who_am_i(), *lost, how, printable(key), state_->options.path));
+    if (Clock::now() >= deadline)
+      throw CommError(
+          -1, fmt::format("{}waited {} s for the key '{}' in the store '{}'; no rank has set it", state_->who_am_i(),
+                          state_->options.timeout_seconds, printable(key), state_->options.path));
+    std::this_thread::sleep_for(kPollTime);
+  }
+}
+
+bool FileStore::check(std::string_view key) {
+  check_sizes(key, {});
+  return state_->locked([&] {
+    if (key.starts_with("ended/")) state_->find_lost();
+    return state_->find(key).has_value();
+  });
+}
+
+std::int64_t FileStore::add(std::string_view key, std::int64_t amount) {
+  check_sizes(key, {});
+  return state_->locked([&] {
+    const std::int64_t sum = add_to(key, state_->find(key).value_or(""), amount);
+    state_->append('+', key, std::to_string(sum));
+    return sum;
+  });
+}
+
+std::string FileStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
+  check_sizes(key, desired);
+  return state_->locked([&]() -> std::string {
+    const auto found = state_->find(key);
+    if (found.value_or("") != expected) return found.value_or("");
+    state_->append('+', key, desired);
+    return std::string(desired);
+  });
+}
+
+bool FileStore::remove(std::string_view key) {
+  check_sizes(key, {});
+  return state_->locked([&] {
+    if (!state_->find(key)) return false;
+    state_->append('-', key, {});
+    return true;
+  });
+}
+
+std::int64_t FileStore::num_keys() {
+  return state_->locked([&] {
+    std::int64_t count = 0;
+    for (const auto& [key, value] : state_->values) count += key.starts_with("joined/") ? 0 : 1;
+    return count;
+  });
+}
+
+}  // namespace tandem::parallel

@@ -1,0 +1,40 @@
+#include <tandem/parallel/comm/store_limits.h>
+
+#include <charconv>
+
+#include <tandem/tensor/error.h>
+
+namespace tandem::parallel {
+
+void check_sizes(std::string_view key, std::string_view value) {
+  check(!key.empty(), "store", "the key is empty; give it a name");
+  check(key.size() <= kMaxKeyBytes, "store", "the key '{}' has {} bytes; at most {} are allowed", printable(key),
+        key.size(), kMaxKeyBytes);
+  check(value.size() <= kMaxValueBytes, "store", "the value of '{}' has {} bytes; at most {} are allowed",
+        printable(key), value.size(), kMaxValueBytes);
+}
+
+std::int64_t add_to(std::string_view key, std::string_view value, std::int64_t amount) {
+  std::int64_t old = 0, sum = 0;
+  if (!value.empty()) {
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), old);
+    check(error == std::errc() && end == value.data() + value.size(), "store",
+          "the value of '{}' is not a number, so nothing can be added to it", printable(key));
+  }
+  check(!__builtin_add_overflow(old, amount, &sum), "store", "{} + {} in '{}' is out of range", old, amount,
+        printable(key));
+  return sum;
+}
+
+std::string printable(std::string_view key) {
+  constexpr std::size_t kShown = 100;
+  std::string text;
+  for (const char c : key.substr(0, kShown)) text += c >= ' ' && c <= '~' ? c : '?';
+  return key.size() > kShown ? text + "..." : text;
+}
+
+std::string who(int rank, int world_size) {
+  return rank < 0 ? std::string() : fmt::format("rank {} of {}: ", rank, world_size);
+}
+
+}  // namespace tandem::parallel

@@ -1,0 +1,23 @@
+// What the stores have in common: the limits of keys and values, and how numbers are kept.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tandem::parallel {
+
+inline constexpr std::size_t kMaxKeyBytes = 1024;
+inline constexpr std::size_t kMaxValueBytes = 8 << 20;
+inline constexpr std::size_t kMaxStoreBytes = 256 << 20;  // of all keys and values together
+
+/// Throws Error when a key is empty or too long, or a value too large.
+void check_sizes(std::string_view key, std::string_view value);
+/// The number that a value is, plus `amount`. Throws Error when the value is no number or the sum is out of range.
+std::int64_t add_to(std::string_view key, std::string_view value, std::int64_t amount);
+/// A key as it can be shown in a message.
+std::string printable(std::string_view key);
+/// "rank 1 of 4: ", or nothing for a client that is no rank.
+std::string who(int rank, int world_size);
+
+}  // namespace tandem::parallel

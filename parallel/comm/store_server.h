@@ -1,0 +1,35 @@
+// StoreServer: holds the keys of a job and answers its TCPStores.
+#pragma once
+#include <memory>
+#include <string>
+
+namespace tandem::parallel {
+
+/// Where a StoreServer listens.
+struct StoreServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 0;           // 0: one given by the system
+  bool launched = false;  // a launcher will report how each rank ended
+};
+
+/// Serves the store from one thread of its own. A rank is lost when its connection ends without a goodbye: then the key
+/// "ended/<rank>" is set to how it ended, and every get that waits, or would wait, is answered with that.
+class StoreServer {
+ public:
+  /// Binds and listens; Error names the port when it is in use. Clients can connect, and are answered after `start`.
+  explicit StoreServer(const StoreServerOptions& options = {});
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  /// Starts the thread.
+  void start();
+  int port() const;
+  /// For launchers: the process of a rank has ended, as `text` says, such as "ended with exit code 3".
+  void report_end(int rank, const std::string& text);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tandem::parallel

@@ -1,0 +1,220 @@
+#include <tandem/parallel/comm/tcp_store.h>
+
+#include <fcntl.h>
+
+#include <charconv>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <asio.hpp>
+
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store_limits.h>
+#include <tandem/parallel/comm/store_protocol.h>
+
+namespace tandem::parallel {
+namespace {
+
+using asio::ip::tcp;
+using namespace store_protocol;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kAnswerTime = std::chrono::seconds(10);  // for requests that need no other rank
+constexpr auto kRetryTime = std::chrono::milliseconds(50);
+
+struct TimedOut {};
+
+// A connection for one request at a time, whose operations end at a deadline.
+class Connection {
+ public:
+  Connection(const std::string& host, int port, const std::string& rank, Clock::time_point deadline) {
+    tcp::resolver resolver(io_);
+    const auto addresses = resolver.resolve(host, std::to_string(port));
+    asio::async_connect(socket_, addresses, [this](const asio::error_code& e, const tcp::endpoint&) { error_ = e; });
+    run(deadline);
+    fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
+    socket_.set_option(tcp::no_delay(true));
+    request({.command = Command::hello, .key = std::string(kGreeting), .value = rank}, deadline);
+  }
+
+  Reply request(const Request& r, Clock::time_point deadline) {
+    const std::string out = encode(r);
+    asio::async_write(socket_, asio::buffer(out), [this](const asio::error_code& e, std::size_t) { error_ = e; });
+    run(deadline);
+    for (;;) {
+      if (const std::optional<std::string> message = reader_.next()) return parse_reply(*message);
+      std::size_t n = 0;
+      socket_.async_read_some(asio::buffer(bytes_), [this, &n](const asio::error_code& e, std::size_t count) {
+        error_ = e;
+        n = count;
+      });
+      run(deadline);
+      reader_.feed({bytes_, n});
+    }
+  }
+
+ private:
+  void run(Clock::time_point deadline) {
+    io_.restart();
+    io_.run_until(deadline);
+    if (!io_.stopped()) {
+      socket_.close();
+      io_.run();
+      throw TimedOut();
+    }
+    if (error_) throw asio::system_error(error_);
+  }
+
+  asio::io_context io_{1};
+  tcp::socket socket_{io_};
+  asio::error_code error_;
+  char bytes_[16384];
+  MessageReader reader_;
+};
+
+}  // namespace
+
+// One connection stands for the rank's presence and carries no requests, so that none has to be broken off on it. For
+// requests there are as many as there are threads that ask at once.
+struct TCPStore::State {
+  TCPStoreOptions options;
+  std::unique_ptr<Connection> presence;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Connection>> idle;
+
+  std::string me() const { return who(options.rank, options.world_size); }
+  std::string address() const { return fmt::format("{}:{}", options.host, options.port); }
+  Clock::time_point timeout() const {
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout_seconds));
+  }
+
+  std::unique_ptr<Connection> connect(const std::string& rank) {
+    const auto deadline = timeout();
+    for (;;) {
+      std::string why = "it does not answer";
+      try {
+        return std::make_unique<Connection>(options.host, options.port, rank, deadline);
+      } catch (const asio::system_error& e) {
+        why = e.code().message();
+      } catch (const TimedOut&) {
+      } catch (const Error& e) {
+        why = e.what();
+      }
+      if (Clock::now() + kRetryTime >= deadline)
+        throw CommError(-1,
+                        fmt::format("{}waited {} s for the store at {}: {}; rank 0 or the launcher holds it, so see "
+                                    "that it runs, and that MASTER_ADDR and MASTER_PORT are the same on every rank",
+                                    me(), options.timeout_seconds, address(), why));
+      std::this_thread::sleep_for(kRetryTime);
+    }
+  }
+
+  Reply request(const Request& r, Clock::time_point deadline) {
+    std::unique_ptr<Connection> connection;
+    {
+      const std::lock_guard lock(mutex);
+      if (!idle.empty()) {
+        connection = std::move(idle.back());
+        idle.pop_back();
+      }
+    }
+    try {
+      if (!connection) connection = std::make_unique<Connection>(options.host, options.port, "", deadline);
+      Reply reply = connection->request(r, deadline);
+      const std::lock_guard lock(mutex);
+      idle.push_back(std::move(connection));
+      if (reply.status == Status::refused) throw Error(reply.value);
+      return reply;
+    } catch (const asio::system_error& e) {
+      throw CommError(-1,
+                      fmt::format("{}the store at {} is lost: {}; the process that held it, the launcher or rank 0, "
+                                  "has ended",
+                                  me(), address(), e.code().message()));
+    }
+  }
+
+  // A request that needs no other rank.
+  Reply ask(const Request& r) {
+    try {
+      return request(r, Clock::now() + kAnswerTime);
+    } catch (const TimedOut&) {
+      throw CommError(-1, fmt::format("{}the store at {} does not answer", me(), address()));
+    }
+  }
+};
+
+TCPStore::TCPStore(const TCPStoreOptions& options) : state_(std::make_unique<State>()) {
+  tandem::check(options.port > 0 && options.port <= 65535, "store", "port {} is out of range: give 1 to 65535",
+                options.port);
+  tandem::check(options.timeout_seconds > 0, "store", "timeout_seconds is {}; it must be positive",
+                options.timeout_seconds);
+  state_->options = options;
+  state_->idle.push_back(state_->connect(""));
+  if (options.rank >= 0) state_->presence = state_->connect(std::to_string(options.rank));
+}
+
+TCPStore::~TCPStore() {
+  if (!state_->presence) return;
+  try {
+    state_->presence->request({.command = Command::goodbye}, Clock::now() + std::chrono::seconds(1));
+  } catch (...) {  // the server is gone, or slow; nobody waits for this rank any more
+  }
+}
+
+void TCPStore::set(std::string_view key, std::string_view value) {
+  check_sizes(key, value);
+  state_->ask({.command = Command::set, .key = std::string(key), .value = std::string(value)});
+}
+
+std::string TCPStore::get(std::string_view key) {
+  check_sizes(key, {});
+  Reply reply;
+  try {
+    reply = state_->request({.command = Command::get, .key = std::string(key)}, state_->timeout());
+  } catch (const TimedOut&) {
+    throw CommError(-1, fmt::format("{}waited {} s for the key '{}' in the store at {}; no rank has set it",
+                                    state_->me(), state_->options.timeout_seconds, printable(key), state_->address()));
+  }
+  if (reply.status != Status::lost) return reply.value;
+  int rank = -1;
+  const std::size_t blank = std::min(reply.value.find(' '), reply.value.size());
+  std::from_chars(reply.value.data(), reply.value.data() + blank, rank);
+  throw CommError(rank, fmt::format("{}rank {} while this rank waited for the key '{}' in the store", state_->me(),
+                                    reply.value, printable(key)));
+}
+
+bool TCPStore::check(std::string_view key) {
+  check_sizes(key, {});
+  return state_->ask({.command = Command::check, .key = std::string(key)}).status == Status::ok;
+}
+
+std::int64_t TCPStore::add(std::string_view key, std::int64_t amount) {
+  check_sizes(key, {});
+  return add_to(
+      key, state_->ask({.command = Command::add, .key = std::string(key), .value = std::to_string(amount)}).value, 0);
+}
+
+std::string TCPStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
+  check_sizes(key, expected);
+  check_sizes(key, desired);
+  return state_
+      ->ask({.command = Command::compare_set,
+             .key = std::string(key),
+             .value = std::string(desired),
+             .expected = std::string(expected)})
+      .value;
+}
+
+bool TCPStore::remove(std::string_view key) {
+  check_sizes(key, {});
+  return state_->ask({.command = Command::remove, .key = std::string(key)}).status == Status::ok;
+}
+
+std::int64_t TCPStore::num_keys() {
+  return add_to("number of keys", state_->ask({.command = Command::num_keys}).value, 0);
+}
+
+}  // namespace tandem::parallel
