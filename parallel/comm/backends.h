@@ -18,4 +18,7 @@ struct GroupSetup {
   double timeout_seconds = 30;
 };
 
+/// Ranks anywhere, over Gloo's TCP transport. In builds without Gloo an Error that says so.
+std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup);
+
 }  // namespace tandem::parallel

@@ -1,50 +1,64 @@
 // The job that this process belongs to: joining it, its groups, and the collectives as free functions.
 #include <tandem/parallel/comm/process_group.h>
 
-#include <charconv>
 #include <cstdlib>
 
+#include <fmt/format.h>
+
+#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/shm_group.h>
 
 namespace tandem::parallel {
 namespace {
 
 struct Job {
-  int rank = 0, world_size = 1;
+  Place place;
+  Agreement agreement;
+  std::string backend;
   ShmHeader* segment = nullptr;
   double timeout_seconds = 30;
   int groups = 0;
-  std::shared_ptr<ProcessGroup> all;
+  std::shared_ptr<ProcessGroup> all;  // ends before the store
 };
 std::unique_ptr<Job>& job() {
   static std::unique_ptr<Job> current;
   return current;
 }
 
-std::optional<int> number_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr) return std::nullopt;
-  int value = -1;
-  const std::string_view digits(text);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, "init_process_group",
-        "{} is '{}'; it must be a number", variable, text);
-  return value;
+#ifdef TANDEM_GLOO
+constexpr const char* kBackends = "\"shm\" or \"gloo\"";
+#else
+constexpr const char* kBackends = "\"shm\" (\"gloo\" needs libgloo-dev and a new build)";
+#endif
+
+void check_backend(const std::string& backend) {
+  bool known = backend.empty() || backend == "shm";
+#ifdef TANDEM_GLOO
+  known |= backend == "gloo";
+#endif
+  check(known, "init_process_group", "backend '{}' is not built in; use {}", backend, kBackends);
 }
 
-int required(const char* variable, int given) {
-  if (given >= 0) return given;
-  const auto value = number_from_environment(variable);
-  check(value.has_value(), "init_process_group",
-        "{} is not set; start the program with `tandem-run -n N program`, or call spawn", variable);
-  return *value;
-}
-
-std::shared_ptr<ProcessGroup> make_group(const std::vector<int>& ranks) {
-  Job& j = *job();
-  check(j.groups < kMaxShmGroups, "new_group", "there are {} groups already; at most {} are supported", j.groups,
+std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) {
+  const int number = j.groups++;
+#ifdef TANDEM_GLOO
+  if (j.backend == "gloo")
+    return make_gloo_group({.store = j.place.store,
+                            .name = fmt::format("{}group/{}", j.agreement.prefix, number),
+                            .ranks = ranks,
+                            .world_rank = j.place.rank,
+                            .timeout_seconds = j.timeout_seconds});
+#endif
+  check(number < kMaxShmGroups, "new_group", "there are {} groups already; at most {} are supported", number,
         kMaxShmGroups);
-  return std::make_shared<ShmGroup>(j.segment, j.groups++, ranks, j.rank, j.timeout_seconds);
+  if (j.segment == nullptr) {
+    const auto fd = number_from_environment(kShmVariable);
+    check(fd.has_value(), "init_process_group", "{} is not set; start the program with `tandem-run -n N program`",
+          kShmVariable);
+    j.segment = map_shm_segment(*fd, j.place.world_size);
+  }
+  return std::make_shared<ShmGroup>(j.segment, number, ranks, j.place.rank, j.timeout_seconds);
 }
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
@@ -64,22 +78,18 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 void init_process_group(const InitOptions& options) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
-  check(options.backend.empty() || options.backend == "shm", "init_process_group",
-        "backend '{}' is not built in; use \"shm\"", options.backend);
+  check_backend(options.backend);
   auto next = std::make_unique<Job>();
-  next->rank = required("RANK", options.rank);
-  next->world_size = required("WORLD_SIZE", options.world_size);
-  check(next->rank < next->world_size, "init_process_group", "rank {} is out of range: WORLD_SIZE is {}", next->rank,
-        next->world_size);
-  check(options.timeout_seconds > 0, "init_process_group", "timeout_seconds is {}; it must be positive",
-        options.timeout_seconds);
   next->timeout_seconds = options.timeout_seconds;
-  next->segment = map_shm_segment(required(kShmVariable, -1), next->world_size);
-  job() = std::move(next);
+  next->place = find_place(options);
+  next->agreement = agree(next->place, options);
+  next->backend = !options.backend.empty() ? options.backend : next->agreement.one_host ? "shm" : "gloo";
+  check_backend(next->backend);
   std::vector<int> ranks;
-  for (int r = 0; r < job()->world_size; ++r) ranks.push_back(r);
-  job()->all = make_group(ranks);
-  job()->all->barrier().wait();
+  for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
+  next->all = make_group(*next, ranks);
+  next->all->barrier().wait();
+  job() = std::move(next);
 }
 
 void destroy_process_group() { job().reset(); }
@@ -96,7 +106,7 @@ std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
   for (std::size_t i = 0; i < ranks.size(); ++i)
     check(ranks[i] >= 0 && ranks[i] < world_size() && (i == 0 || ranks[i] > ranks[i - 1]), "new_group",
           "rank {} is out of range or order: give increasing ranks from 0 to {}", ranks[i], world_size() - 1);
-  return make_group(ranks);
+  return make_group(*job(), ranks);
 }
 
 Work all_reduce(Tensor& t, const CollectiveOptions& o) { return finish(group_of(o).all_reduce(t, o.op), o); }
@@ -118,11 +128,11 @@ Work barrier(const CollectiveOptions& o) { return finish(group_of(o).barrier(), 
 
 int rank() {
   check_alone();
-  return is_initialized() ? job()->rank : 0;
+  return is_initialized() ? job()->place.rank : 0;
 }
 int world_size() {
   check_alone();
-  return is_initialized() ? job()->world_size : 1;
+  return is_initialized() ? job()->place.world_size : 1;
 }
 
 Device local_device() {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <tandem/parallel/comm/collective.h>
+#include <tandem/parallel/comm/store.h>
 #include <tandem/parallel/comm/work.h>
 #include <tandem/tensor/tensor.h>
 
@@ -71,12 +72,16 @@ class ProcessGroup {
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
 struct InitOptions {
-  std::string backend = {};  // "shm"; empty: the best for the device at hand
-  int rank = -1;
-  int world_size = -1;
-  double timeout_seconds = 30;  // how long a collective waits for a rank that does not come
+  std::string backend = {};                // "shm" or "gloo"; empty: shm when all ranks share a host, else gloo
+  std::string init_method = "env://";      // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
+                                           // "tcp://host:port", which rank 0 holds, or "file:///path"
+  int rank = -1;                           // from RANK when left out
+  int world_size = -1;                     // from WORLD_SIZE when left out
+  std::shared_ptr<Store> store = nullptr;  // instead of init_method
+  double timeout_seconds = 30;             // how long a collective, or joining, waits for a rank that does not come
 };
-/// Joins the job: makes the default group, to which all ranks belong.
+/// Joins the job: waits for all ranks and makes the default group, to which they all belong. Error says which setting
+/// is missing or wrong; CommError names a rank that does not come or was told something else.
 void init_process_group(const InitOptions& options = {});
 /// Leaves the job. Another init_process_group may follow.
 void destroy_process_group();

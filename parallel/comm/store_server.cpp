@@ -50,7 +50,8 @@ class Hub {
   std::unordered_map<std::string, std::string> values_;
   std::size_t bytes_ = 0;
   std::set<std::shared_ptr<Session>> sessions_;
-  std::set<int> present_, left_;
+  std::multiset<int> present_;  // a rank may join again while something still holds its former store
+  std::set<int> left_;
   std::map<int, std::string> lost_;
 };
 
@@ -202,13 +203,15 @@ void Hub::join(int rank) {
 }
 
 void Hub::leave(int rank) {
-  present_.erase(rank);
+  present_.erase(present_.find(rank));
+  if (present_.count(rank) != 0) return;
   left_.insert(rank);
   put(ended_key(rank), "has left the job");
 }
 
 void Hub::connection_ended(int rank) {
-  if (present_.erase(rank) == 0) return;
+  present_.erase(present_.find(rank));
+  if (present_.count(rank) != 0) return;
   if (!launched_) return report_end(rank, "has ended");
   auto timer = std::make_shared<asio::steady_timer>(io_, kLauncherTime);
   timer->async_wait([this, rank, timer](const asio::error_code&) {

@@ -16,7 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/shm_segment.h>
+#include <tandem/parallel/comm/store_server.h>
 #include <tandem/tensor/error.h>
 
 extern char** environ;
@@ -25,6 +27,7 @@ namespace tandem::parallel {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Variables = std::vector<std::pair<std::string, std::string>>;
 
 struct Child {
   pid_t pid = -1;  // -1 once it has ended
@@ -38,13 +41,12 @@ int available_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-std::vector<std::string> environment_of(int rank, const LaunchOptions& options, int segment) {
-  auto extra = options.environment;
+// `job` is what all ranks get.
+std::vector<std::string> environment_of(int rank, const LaunchOptions& options, const Variables& job) {
+  Variables extra = options.environment;
+  extra.insert(extra.end(), job.begin(), job.end());
   const std::string n = std::to_string(options.nprocs), r = std::to_string(rank);
   extra.insert(extra.end(), {{"RANK", r}, {"LOCAL_RANK", r}, {"WORLD_SIZE", n}, {"LOCAL_WORLD_SIZE", n}});
-  extra.emplace_back(kShmVariable, std::to_string(segment));
-  if (std::getenv("OMP_NUM_THREADS") == nullptr)
-    extra.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / options.nprocs)));
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
@@ -66,11 +68,11 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 // For the child between fork and exec.
 void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strlen(text)); }
 
-Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, int segment) {
+Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, const Variables& job) {
   int ends[2] = {-1, -1};
   if (options.prefix_output)
     check(pipe2(ends, O_CLOEXEC) == 0, "launch", "a pipe cannot be made: {}", std::strerror(errno));
-  const std::vector<std::string> environment = environment_of(rank, options, segment);
+  const std::vector<std::string> environment = environment_of(rank, options, job);
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   const pid_t launcher = getpid(), pid = fork();
   check(pid >= 0, "launch", "rank {} cannot be started: {}", rank, std::strerror(errno));
@@ -90,6 +92,13 @@ Child start(const std::vector<std::string>& command, int rank, const LaunchOptio
   }
   if (ends[1] >= 0) close(ends[1]);
   return {pid, ends[0], {}};
+}
+
+void end_process(Child& child) {
+  kill(child.pid, SIGKILL);
+  while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  if (child.output >= 0) close(child.output);
 }
 
 void end_output(int rank, Child& child) {
@@ -118,6 +127,12 @@ void forward_output(int rank, Child& child) {
   if (ended) end_output(rank, child);
 }
 
+std::string describe_end(int status) {
+  if (WIFSIGNALED(status))
+    return fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+  return fmt::format("ended with exit code {}", WEXITSTATUS(status));
+}
+
 int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
 }  // namespace
@@ -126,9 +141,27 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
   check(!command.empty(), "launch", "there is no program to start");
   const int segment = create_shm_segment(options.nprocs);
   ShmHeader* header = map_shm_segment(segment, options.nprocs);
+  StoreServer store({.launched = true});
+  Variables job = {{"MASTER_ADDR", "127.0.0.1"},
+                   {"MASTER_PORT", std::to_string(store.port())},
+                   {kLauncherStoreVariable, "1"},
+                   {kShmVariable, std::to_string(segment)}};
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    const int cores = available_cores(), threads = std::max(1, cores / options.nprocs);
+    job.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+    if (options.announce)
+      fmt::print(stderr, "tandem: {} cores for {} ranks: {} thread{} each (set OMP_NUM_THREADS to change that)\n",
+                 cores, options.nprocs, threads, threads == 1 ? "" : "s");
+  }
   std::fflush(stdout);
   std::vector<Child> children;
-  for (int r = 0; r < options.nprocs; ++r) children.push_back(start(command, r, options, segment));
+  try {
+    for (int r = 0; r < options.nprocs; ++r) children.push_back(start(command, r, options, job));
+  } catch (...) {
+    for (Child& c : children) end_process(c);
+    throw;
+  }
+  store.start();  // after the last fork, so that no rank inherits a connection
   int result = 0, sent = 0;
   Clock::time_point failed{};
   auto open = [](const Child& c) { return c.pid >= 0 || c.output >= 0; };
@@ -149,13 +182,12 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
         header->dead_status = status;
         header->dead_rank.compare_exchange_strong(none, r);
       }
+      store.report_end(r, describe_end(status));
       if (status == 0 || result != 0) continue;
       result = exit_code(status);
       failed = Clock::now();
       fmt::print(stderr, "tandem: rank {} of {} {}; the other ranks are ended\n", r, options.nprocs,
-                 WIFSIGNALED(status)
-                     ? fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
-                     : fmt::format("failed with exit code {}", result));
+                 WIFSIGNALED(status) ? describe_end(status) : fmt::format("failed with exit code {}", result));
     }
     // The others get 3 s to say what they lost, then are asked to end, then made to.
     const auto since = Clock::now() - failed;

@@ -17,8 +17,9 @@ namespace {
 constexpr const char* kUsage = R"(usage: tandem-run -n N [--] PROGRAM [ARGUMENTS...]
 
 Starts PROGRAM N times on this host, as ranks 0 to N-1 of one job. Each process finds its place in the variables RANK,
-LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; the cores are divided between them by OMP_NUM_THREADS unless it is set.
-Output lines are prefixed by the rank. When a rank fails it is named, and the others are ended.
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the cores are divided between them by
+OMP_NUM_THREADS unless it is set. Output lines are prefixed by the rank. When a rank fails it is named, and the others
+are ended.
 
   -n N, --nproc-per-node N   number of processes (default 1)
   -h, --help                 this text
@@ -57,8 +58,7 @@ int main(int argc, char** argv) {
   }
   if (i >= argc) return fail_usage("there is no program to start");
   try {
-    return tandem::parallel::launch({argv + i, argv + argc},
-                                    {.nprocs = nprocs, .prefix_output = true, .environment = {}});
+    return tandem::parallel::launch({argv + i, argv + argc}, {.nprocs = nprocs, .announce = true});
   } catch (const tandem::Error& e) {
     fmt::print(stderr, "tandem-run: {}\n", e.what());
     return 1;

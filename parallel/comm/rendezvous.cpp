@@ -1,0 +1,180 @@
+#include <tandem/parallel/comm/rendezvous.h>
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <tandem/parallel/comm/file_store.h>
+#include <tandem/parallel/comm/store_limits.h>
+#include <tandem/parallel/comm/store_server.h>
+#include <tandem/parallel/comm/tcp_store.h>
+
+namespace tandem::parallel {
+namespace {
+
+constexpr const char* kOp = "init_process_group";
+
+template <class T>
+T required(std::optional<T> value, const char* variable) {
+  check(value.has_value(), kOp,
+        "{} is not set; start the program with `tandem-run -n N program`, call spawn, or set RANK, WORLD_SIZE, "
+        "MASTER_ADDR and MASTER_PORT",
+        variable);
+  return *value;
+}
+
+std::optional<std::string> text_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr || *text == '\0' ? std::nullopt : std::optional<std::string>(text);
+}
+
+struct Address {
+  std::string host;
+  int port = 0;
+};
+
+Address parse_address(std::string_view method) {
+  const std::string_view rest = method.substr(std::string_view("tcp://").size());
+  const std::size_t colon = rest.rfind(':');
+  Address a{.host = std::string(rest.substr(0, colon))};
+  bool good = colon != std::string_view::npos && colon > 0;
+  if (good) {
+    const char* last = rest.data() + rest.size();
+    const auto [end, error] = std::from_chars(rest.data() + colon + 1, last, a.port);
+    good = error == std::errc() && end == last && a.port >= 1 && a.port <= 65535;
+  }
+  check(good, kOp, "init_method is '{}'; write it as tcp://host:port, with a port from 1 to 65535", method);
+  return a;
+}
+
+// Rank 0 holds the store for as long as its process lives: the others may still need it when rank 0 has left, and a
+// later joining finds it again.
+std::shared_ptr<StoreServer> hold_store(const Address& address) {
+  static std::mutex mutex;
+  static std::shared_ptr<StoreServer> held;
+  static std::string held_host;
+  const std::lock_guard lock(mutex);
+  if (held && held_host == address.host && held->port() == address.port) return held;
+  held.reset();
+  auto next = std::make_shared<StoreServer>(StoreServerOptions{.host = address.host, .port = address.port});
+  next->start();
+  held_host = address.host;
+  return held = std::move(next);
+}
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Equal in processes that can map each other's memory.
+std::string host_id() {
+  char space[64] = {};
+  const ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  return first_line("/proc/sys/kernel/random/boot_id") + " " +
+         std::string(space, n > 0 ? static_cast<std::size_t>(n) : 0);
+}
+
+// The value of a rank's key; one that does not come becomes an error that names all such ranks.
+std::string value_of(const Place& place, const std::string& prefix, int rank, double timeout_seconds) {
+  const auto key = [&](int r) { return fmt::format("{}rank/{}", prefix, r); };
+  try {
+    return place.store->get(key(rank));
+  } catch (const CommError& e) {
+    if (e.rank() >= 0) throw;
+    std::vector<int> missing;
+    for (int r = rank; r < place.world_size; ++r)
+      if (!place.store->check(key(r))) missing.push_back(r);
+    if (missing.empty()) return place.store->get(key(rank));
+    throw CommError(
+        missing.front(),
+        fmt::format("{}waited {} s in init_process_group for rank {}, which did not come; see that {} "
+                    "processes were started, all with the same address; a longer wait is set by "
+                    "InitOptions::timeout_seconds",
+                    who(place.rank, place.world_size), timeout_seconds, fmt::join(missing, " and "), place.world_size));
+  }
+}
+
+}  // namespace
+
+std::optional<int> number_from_environment(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return std::nullopt;
+  int value = -1;
+  const std::string_view digits(text);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, kOp,
+        "{} is '{}'; it must be a number", variable, text);
+  return value;
+}
+
+Place find_place(const InitOptions& options) {
+  const std::string_view method = options.init_method;
+  check(options.store == nullptr || method == "env://", kOp,
+        "both a store and init_method '{}' are given; leave one out", method);
+  check(options.timeout_seconds > 0, kOp, "timeout_seconds is {}; it must be positive", options.timeout_seconds);
+  Place place;
+  place.rank = options.rank >= 0 ? options.rank : required(number_from_environment("RANK"), "RANK");
+  place.world_size =
+      options.world_size >= 0 ? options.world_size : required(number_from_environment("WORLD_SIZE"), "WORLD_SIZE");
+  check(place.rank < place.world_size, kOp, "rank {} is out of range: WORLD_SIZE is {}", place.rank, place.world_size);
+  if (options.store) {
+    place.store = options.store;
+    return place;
+  }
+  if (method.starts_with("file://")) {
+    place.store = std::make_shared<FileStore>(FileStoreOptions{.path = std::string(method.substr(7)),
+                                                               .rank = place.rank,
+                                                               .world_size = place.world_size,
+                                                               .timeout_seconds = options.timeout_seconds});
+    return place;
+  }
+  Address address;
+  bool launcher_holds = false;
+  if (method.starts_with("tcp://")) {
+    address = parse_address(method);
+  } else {
+    check(method == "env://", kOp, "init_method is '{}'; give \"env://\", \"tcp://host:port\" or \"file:///path\"",
+          method);
+    address.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR");
+    address.port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT");
+    check(address.port >= 1 && address.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", address.port);
+    launcher_holds = text_from_environment(kLauncherStoreVariable) == "1";
+  }
+  if (place.rank == 0 && !launcher_holds) place.server = hold_store(address);
+  place.store = std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
+                                                           .port = address.port,
+                                                           .rank = place.rank,
+                                                           .world_size = place.world_size,
+                                                           .timeout_seconds = options.timeout_seconds});
+  return place;
+}
+
+Agreement agree(const Place& place, const InitOptions& options) {
+  Store& store = *place.store;
+  const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
+  Agreement result{.prefix = fmt::format("{}/", time), .one_host = true};
+  const std::string host = host_id();
+  const std::string terms = fmt::format("{} ranks and backend '{}'", place.world_size, options.backend);
+  store.set(fmt::format("{}rank/{}", result.prefix, place.rank), terms + "\n" + host);
+  for (int r = 0; r < place.world_size; ++r) {
+    const std::string value = value_of(place, result.prefix, r, options.timeout_seconds);
+    const std::size_t line = value.find('\n');
+    const std::string theirs = value.substr(0, line);
+    if (theirs != terms)
+      throw CommError(r, fmt::format("{}the ranks disagree: this rank was told {}, rank {} was told {}",
+                                     who(place.rank, place.world_size), terms, r, theirs));
+    result.one_host &= line != std::string::npos && value.substr(line + 1) == host;
+  }
+  return result;
+}
+
+}  // namespace tandem::parallel

@@ -1,0 +1,38 @@
+// Rendezvous: how a process finds the others of its job, and what they agree on before the first group is made.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store.h>
+
+namespace tandem::parallel {
+
+class StoreServer;
+
+/// Set by a launcher that holds the store at MASTER_ADDR:MASTER_PORT itself.
+inline constexpr const char* kLauncherStoreVariable = "TANDEM_LAUNCHER_STORE";
+
+/// A process's place in its job.
+struct Place {
+  int rank = 0, world_size = 1;
+  std::shared_ptr<StoreServer> server = nullptr;  // in the process that holds the store
+  std::shared_ptr<Store> store = nullptr;
+};
+/// Finds the place by the options and the environment, and connects to the store. Error says which setting is missing
+/// or wrong; CommError when the store does not come.
+Place find_place(const InitOptions& options);
+
+/// What the ranks have agreed on.
+struct Agreement {
+  std::string prefix;     // for the keys of this joining: a process may leave and join again
+  bool one_host = false;  // whether all ranks can share memory
+};
+/// Waits until all ranks have come. CommError names one that does not, or whose world_size or backend differ.
+Agreement agree(const Place& place, const InitOptions& options);
+
+/// A number from the environment; null when the variable is not set, Error when it is no number.
+std::optional<int> number_from_environment(const char* variable);
+
+}  // namespace tandem::parallel
