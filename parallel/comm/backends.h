@@ -18,7 +18,19 @@ struct GroupSetup {
   double timeout_seconds = 30;
 };
 
+/// Ranks that are processes of one host; Error, naming two of them, when they are not.
+std::shared_ptr<ProcessGroup> make_shm_group(const GroupSetup& setup);
+/// Ranks that are threads of this process.
+std::shared_ptr<ProcessGroup> make_thread_group(const GroupSetup& setup);
 /// Ranks anywhere, over Gloo's TCP transport. In builds without Gloo an Error that says so.
 std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup);
+
+/// What spawn_threads tells the thread of a rank: its place, and the job's store.
+struct ThreadRank {
+  int rank = 0, world_size = 1;
+  std::shared_ptr<Store> store;
+};
+/// The calling thread's; null in a thread that is no rank of its own.
+inline thread_local constinit const ThreadRank* t_thread_rank = nullptr;
 
 }  // namespace tandem::parallel

@@ -2,42 +2,81 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <new>
+#include <fstream>
+#include <limits>
+#include <string>
 
-#include <tandem/tensor/error.h>
+#include <fmt/format.h>
 
 namespace tandem::parallel {
+namespace {
 
-int create_shm_segment(int world_size) {
-  check(world_size >= 1 && world_size <= kMaxShmRanks, "shm", "{} ranks were asked for; give 1 to {}", world_size,
-        kMaxShmRanks);
-  const int fd = memfd_create("tandem", 0);  // inherited across exec on purpose
-  check(fd >= 0, "shm", "shared memory cannot be made: {}", std::strerror(errno));
-  // Reserved now: touching a page that cannot be had later would kill the process.
-  const int error = posix_fallocate(fd, 0, static_cast<off_t>(shm_bytes(world_size)));
-  if (error != 0) close(fd);
-  check(error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", shm_bytes(world_size),
-        world_size, std::strerror(error));
-  auto* header = static_cast<ShmHeader*>(mmap(nullptr, sizeof(ShmHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-  check(header != MAP_FAILED, "shm", "the segment cannot be mapped: {}", std::strerror(errno));
-  new (header) ShmHeader();
-  header->world_size = static_cast<std::uint32_t>(world_size);
-  munmap(header, sizeof(ShmHeader));
-  return fd;
+// What the machine can still give. Asking for more would not fail: the kernel would look for a process to kill.
+std::size_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string key, unit;
+  std::size_t kilobytes = 0;
+  while (file >> key >> kilobytes) {
+    if (key == "MemAvailable:") return kilobytes << 10;
+    std::getline(file, unit);
+  }
+  return std::numeric_limits<std::size_t>::max();
 }
 
-ShmHeader* map_shm_segment(int fd, int world_size) {
-  struct stat info {};
-  check(fstat(fd, &info) == 0 && static_cast<std::size_t>(info.st_size) == shm_bytes(world_size), "shm",
-        "file descriptor {} ({}) is not this job's shared memory; start the program with tandem-run", fd, kShmVariable);
-  void* memory = mmap(nullptr, shm_bytes(world_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  check(memory != MAP_FAILED, "shm", "the segment cannot be mapped: {}", std::strerror(errno));
-  return static_cast<ShmHeader*>(memory);
+}  // namespace
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+int make_memory_file(std::size_t bytes, FileDescriptor& file) {
+  if (bytes > available_bytes()) return ENOMEM;
+  file = FileDescriptor(memfd_create("tandem", MFD_CLOEXEC));
+  if (file.get() < 0) return errno;
+  return ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
+int open_file_of(pid_t process, int fd, FileDescriptor& file) {
+  file = FileDescriptor(open(fmt::format("/proc/{}/fd/{}", process, fd).c_str(), O_RDWR | O_CLOEXEC));
+  return file.get() >= 0 ? 0 : errno;
+}
+
+int reserve(const FileDescriptor& file, std::size_t first, std::size_t bytes) {
+  if (bytes > available_bytes()) return ENOMEM;
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(file.get(), static_cast<off_t>(first), static_cast<off_t>(bytes));
+  return error;
+}
+
+int map_file(const FileDescriptor& file, std::size_t bytes, Mapping& mapping) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (data == MAP_FAILED) return errno;
+  mapping = Mapping();
+  mapping.data_ = static_cast<char*>(data);
+  mapping.bytes_ = bytes;
+  return 0;
+}
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
 }
 
 }  // namespace tandem::parallel

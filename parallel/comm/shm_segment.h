@@ -1,43 +1,52 @@
-// The memory that the processes of one host share. The launcher makes it (an anonymous file that children inherit, so
-// that nothing is left behind after any end), marks dead ranks in it, and the shm group works in it.
+// Pieces of memory that several processes map: anonymous files, which vanish with the last process that uses them.
 #pragma once
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
+#include <sys/types.h>
 
-#include <tandem/parallel/comm/collective.h>
+#include <cstddef>
+#include <utility>
 
 namespace tandem::parallel {
 
-inline constexpr int kMaxShmRanks = 64;
-inline constexpr int kMaxShmGroups = 16;
-inline constexpr std::size_t kShmSlotBytes = 4 << 20;  // for each rank; larger tensors go in pieces
-inline constexpr const char* kShmVariable = "TANDEM_SHM_FD";
+/// An open file, closed at the end.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept { *this = std::move(other); }
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+  int get() const { return fd_; }
 
-/// A meeting point of the ranks of one group.
-struct ShmBarrier {
-  std::atomic<std::uint32_t> arrived{0}, generation{0};
-  std::atomic<std::uint32_t> visits[kMaxShmRanks] = {};  // how often each member has come here
-  // Two sets, by turns: a fast rank may be one call ahead of one that still compares.
-  alignas(64) Fingerprint fingerprints[2][kMaxShmRanks];
+ private:
+  int fd_ = -1;
 };
 
-/// What the ranks share at the start of the segment.
-struct ShmHeader {
-  std::uint32_t world_size = 0;
-  std::atomic<std::int32_t> dead_rank{-1};   // the first rank that ended before the others
-  std::atomic<std::int32_t> dead_status{0};  // its wait status
-  ShmBarrier barriers[kMaxShmGroups];
+/// A mapped file, unmapped at the end.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+  char* data() const { return data_; }
+
+ private:
+  friend int map_file(const FileDescriptor& file, std::size_t bytes, Mapping& mapping);
+  char* data_ = nullptr;
+  std::size_t bytes_ = 0;
 };
 
-constexpr std::size_t shm_bytes(int world_size) {
-  return ((sizeof(ShmHeader) + 4095) & ~std::size_t{4095}) + static_cast<std::size_t>(world_size) * kShmSlotBytes;
-}
+// These return 0, or the error as errno has it: the ranks must hear of it before one of them may throw.
 
-/// Makes the segment and returns its file descriptor, inherited by children; throws Error when memory is short.
-int create_shm_segment(int world_size);
-/// Maps a segment; throws Error when the descriptor is not one for `world_size` ranks. The mapping lasts until the end
-/// of the process.
-ShmHeader* map_shm_segment(int fd, int world_size);
+/// Makes an anonymous file of this size, of which nothing is reserved.
+int make_memory_file(std::size_t bytes, FileDescriptor& file);
+/// Opens what another process has open as `fd`.
+int open_file_of(pid_t process, int fd, FileDescriptor& file);
+/// Takes the memory for a range: touching a page that cannot be had later would kill the process.
+int reserve(const FileDescriptor& file, std::size_t first, std::size_t bytes);
+int map_file(const FileDescriptor& file, std::size_t bytes, Mapping& mapping);
+
+/// `bytes` rounded up to whole pages.
+std::size_t whole_pages(std::size_t bytes);
 
 }  // namespace tandem::parallel

@@ -1,0 +1,61 @@
+// The board: what the ranks of a group tell each other in memory that all of them reach.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <tandem/parallel/comm/collective.h>
+
+namespace tandem::parallel {
+
+inline constexpr std::size_t kCalls = 8;             // that a rank may have posted and not finished
+inline constexpr std::size_t kMessageBytes = 1024;   // of fail; longer ones are cut
+inline constexpr std::size_t kSmallBytes = 8 << 10;  // inputs up to this size are copied when they are posted
+
+/// Where the others find the data of a call. `area` is one of these, or the number of an allocation.
+struct Place {
+  static constexpr std::int64_t kNowhere = -1, kWithPost = -2;
+  std::int64_t area = kNowhere, offset = 0;
+};
+
+/// A call as its rank posts it.
+struct alignas(64) Post {
+  Fingerprint call = {};
+  Place input = {};
+};
+
+/// What one rank tells. Only that rank writes it.
+struct alignas(64) Member {
+  static constexpr std::int32_t kPresent = 0, kLeft = 1, kGaveUp = 2;  // kGaveUp + i: because of rank i
+  std::atomic<std::uint64_t> posted{0};                                // calls so far
+  std::atomic<std::uint64_t> steps{0};  // steps of calls done so far; every rank does the same ones
+  std::atomic<std::int32_t> state{kPresent};
+  Post posts[kCalls];  // call i is in posts[i % kCalls]
+  char messages[kCalls][kMessageBytes] = {};
+};
+
+/// Wakes ranks that sleep. Whoever changes a Member rings it.
+class Bell {
+ public:
+  void ring();
+  /// Sleeps until the next ring, or for `seconds`; not at all if `ready` is true, which is asked after this rank
+  /// counts as asleep.
+  template <class Ready>
+  void sleep(double seconds, const Ready& ready) {
+    sleepers_.fetch_add(1);
+    const std::uint32_t now = rings_.load();
+    if (!ready()) wait_for_ring(now, seconds);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  void wait_for_ring(std::uint32_t now, double seconds);
+  std::atomic<std::uint32_t> rings_{0}, sleepers_{0};
+};
+
+/// The start of a group's memory; the members follow it.
+struct alignas(64) Board {
+  Bell bell;
+};
+
+}  // namespace tandem::parallel

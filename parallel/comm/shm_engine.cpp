@@ -1,0 +1,306 @@
+#include <tandem/parallel/comm/shm_engine.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace tandem::parallel {
+namespace {
+
+constexpr double kSpinSeconds = 80e-6;      // waking a sleeper takes as long
+constexpr double kCheckSeconds = 50e-3;     // between looks at the peers
+constexpr double kSiblingSeconds = 200e-6;  // between looks at other groups, whose bells do not wake a sleeper
+constexpr double kLauncherSeconds = 0.3;    // a launcher needs to notice how a rank ended
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+}  // namespace
+
+bool Task::poll() {
+  const std::lock_guard lock(engine_->mutex());
+  return engine_->poll(*this);
+}
+
+void Task::wait() {
+  engine_->wait(*this);
+  if (error_) std::rethrow_exception(error_);
+}
+
+const std::shared_ptr<RankEngines>& RankEngines::of_this_thread() {
+  static thread_local const auto engines = std::make_shared<RankEngines>();
+  return engines;
+}
+void RankEngines::progress() {
+  for (Engine* e : engines) e->progress();
+}
+void RankEngines::check_peers() {
+  for (Engine* e : engines) e->check_peers();
+}
+
+Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
+    : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()) {
+  rank_ = static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin());
+  // Who spins takes the core from a rank that others wait for when there are more ranks than cores.
+  spin_seconds_ = size() <= available_cores() ? kSpinSeconds : 0;
+  const std::lock_guard lock(mutex());
+  siblings_->engines.push_back(this);
+}
+
+void Engine::meet() {
+  wait(*start({}));
+  if (lost_) std::rethrow_exception(lost_);
+  memory_->all_came();
+}
+
+std::shared_ptr<Task> Engine::start(const Collective& collective) {
+  const std::lock_guard lock(mutex());
+  if (lost_) std::rethrow_exception(lost_);
+  auto task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
+  tasks_.push_back(task);
+  siblings_->progress();
+  return task;
+}
+
+void Engine::progress() {
+  while (post()) {
+  }
+  while (!tasks_.empty() && advance(*tasks_.front())) {
+    stalled_since_ = 0;
+    while (post()) {
+    }
+  }
+  if (!tasks_.empty() && stalled_since_ == 0) stalled_since_ = now();
+}
+
+// Tells the others of the next call that was started; false when there is none, or no room before an earlier one ends.
+bool Engine::post() {
+  if (posted_ == started_ || posted_ - ended_ == kCalls) return false;
+  const Task& task = *tasks_[static_cast<std::size_t>(posted_ - ended_)];
+  const std::size_t slot = posted_ % kCalls;
+  Member& me = memory_->member(rank_);
+  Post& mine = me.posts[slot];
+  mine = {.call = task.call_};
+  if (gives_input(task.call_, rank_)) {
+    const void* data = task.collective_.input.raw().data;
+    const std::size_t bytes = input_bytes(task.call_, size());
+    mine.input = memory_->place_of(data, bytes);
+    if (mine.input.area == Place::kNowhere && bytes <= kSmallBytes) {
+      mine.input = {.area = Place::kWithPost, .offset = static_cast<std::int64_t>(slot * kSmallBytes)};
+      if (bytes > 0) std::memcpy(memory_->address(rank_, mine.input), data, bytes);
+    }
+  }
+  if (static_cast<Operation>(task.call_.operation) == Operation::fail) {
+    const std::string& message = task.collective_.message;
+    me.messages[slot][message.copy(me.messages[slot], kMessageBytes - 1)] = 0;
+  }
+  me.posted.store(++posted_);
+  memory_->bell().ring();
+  return true;
+}
+
+// Whether the task cannot go on for want of this member.
+bool Engine::lacks(int member, const Task& task) const {
+  const Member& m = memory_->member(member);
+  return m.posted.load() <= task.call_.sequence || m.steps.load() < steps_;
+}
+
+// Does the next step of the first task; false when another rank has not come so far.
+bool Engine::advance(Task& task) {
+  for (int i = 0; i < size(); ++i)
+    if (i != rank_ && lacks(i, task)) return false;
+  if (task.step_ == 0) begin(task);
+  if (task.step_ == task.steps_) {
+    end(task);
+    return true;
+  }
+  if (task.transfer_) task.transfer_->run(task.step_);
+  ++task.step_;
+  memory_->member(rank_).steps.store(++steps_);
+  memory_->bell().ring();
+  return true;
+}
+
+// All ranks have posted the call: now they see whether they mean the same. One that does not agree takes a step all
+// the same, since the posts must stay until everyone has seen them.
+void Engine::begin(Task& task) {
+  std::vector<const Post*> posts;
+  for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call_.sequence % kCalls]);
+  task.error_ = disagreement(task, posts);
+  const auto operation = static_cast<Operation>(task.call_.operation);
+  if (task.error_ || operation == Operation::barrier || operation == Operation::fail) return;
+  task.transfer_.emplace(*memory_, task.collective_, posts, rank_);
+  task.steps_ = task.transfer_->steps();
+}
+
+void Engine::end(Task& task) {
+  if (task.transfer_) {
+    task.transfer_->finish();
+    if (task.collective_.output.defined()) task.collective_.output.mark_changed();
+  }
+  task.done_ = true;
+  task.collective_ = {};
+  ++ended_;
+  tasks_.pop_front();
+}
+
+std::exception_ptr Engine::disagreement(const Task& task, const std::vector<const Post*>& posts) const {
+  constexpr auto kFail = static_cast<std::int32_t>(Operation::fail);
+  if (task.call_.operation == kFail) return nullptr;
+  const std::size_t slot = task.call_.sequence % kCalls;
+  for (int i = 0; i < size(); ++i)
+    if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
+      return std::make_exception_ptr(
+          CommError(i, fmt::format("{}rank {} cannot take part in {}: {}", who(), i, describe(task.call_),
+                                   static_cast<const char*>(memory_->member(i).messages[slot]))));
+  for (int i = 0; i < size(); ++i) {
+    const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
+    if (other == task.call_) continue;
+    return std::make_exception_ptr(
+        CommError(i, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must call the "
+                                 "same operations in the same order, on tensors of one size and type",
+                                 who(), rank_, describe(task.call_), i, describe(other))));
+  }
+  return nullptr;
+}
+
+bool Engine::poll(Task& task) {
+  siblings_->progress();
+  if (!task.done_ && now() - checked_ > kCheckSeconds) siblings_->check_peers();
+  return task.done_;
+}
+
+void Engine::wait(Task& task) {
+  for (;;) {
+    const double start = now();
+    for (int i = 0;; ++i) {
+      {
+        const std::lock_guard lock(mutex());
+        siblings_->progress();
+        if (task.done_) return;
+      }
+      if (i % 16 == 0 && now() - start >= spin_seconds_) break;
+      pause();
+    }
+    bool done = false;
+    memory_->bell().sleep(others_pending() ? kSiblingSeconds : kCheckSeconds, [&] {
+      const std::lock_guard lock(mutex());
+      done = poll(task);
+      return done;
+    });
+    if (done) return;
+  }
+}
+
+bool Engine::others_pending() const {
+  const std::lock_guard lock(mutex());
+  return std::any_of(siblings_->engines.begin(), siblings_->engines.end(),
+                     [this](const Engine* e) { return e != this && !e->tasks_.empty(); });
+}
+
+std::string Engine::who() const { return fmt::format("rank {} of {}: ", rank_, size()); }
+
+// Gives up when a rank that the first task waits for has ended, has left, has given up, or is silent for too long.
+void Engine::check_peers() {
+  checked_ = now();
+  if (tasks_.empty()) return;
+  const Task& task = *tasks_.front();
+  std::vector<int> missing;
+  for (int i = 0; i < size(); ++i)
+    if (i != rank_ && lacks(i, task)) missing.push_back(i);
+  if (missing.empty()) return;
+  const std::string where = fmt::format("while this rank waited in {}", describe(task.call_));
+  for (const int i : missing) {
+    const std::int32_t state = memory_->member(i).state.load();
+    const bool dead = memory_->ended(i);
+    if ((state == Member::kPresent && !dead) || !lacks(i, task)) continue;  // it did its share before it left
+    if (state < Member::kGaveUp || dead) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
+    const int because = state - Member::kGaveUp;
+    if (because != rank_ && memory_->ended(because))
+      return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
+    return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
+  }
+  if (now() - stalled_since_ < setup_.timeout_seconds) return;
+  std::string seen;
+  for (const int i : missing) {
+    const Member& m = memory_->member(i);
+    const std::uint64_t posted = m.posted.load();
+    seen += fmt::format("{}rank {} (last seen {})", seen.empty() ? "" : " and ", i,
+                        posted == 0 ? "nowhere" : "in " + describe(m.posts[(posted - 1) % kCalls].call));
+  }
+  lose(missing.front(),
+       fmt::format("waited {} s in {} for {}, which is stopped, slow, or in another part of the program; a longer wait "
+                   "is set by InitOptions::timeout_seconds",
+                   setup_.timeout_seconds, describe(task.call_), seen));
+}
+
+std::string Engine::how_ended(int member, bool process_ended) const {
+  const std::string key = fmt::format("ended/{}", setup_.ranks[static_cast<std::size_t>(member)]);
+  const double start = now();
+  try {
+    do {
+      if (setup_.store->check(key)) return setup_.store->get(key);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    } while (process_ended && now() - start < kLauncherSeconds);
+  } catch (const Error&) {  // the store has gone too
+  }
+  return process_ended ? "has ended" : "has left the group";
+}
+
+// No call of the group can succeed any more; the others learn it too.
+void Engine::lose(int member, const std::string& what) { stop(member, what, Member::kGaveUp + member); }
+
+void Engine::stop(int member, const std::string& what, std::int32_t state) {
+  lost_ = std::make_exception_ptr(CommError(member, who() + what));
+  for (const auto& task : tasks_) {
+    task->error_ = lost_;
+    task->done_ = true;
+  }
+  tasks_.clear();
+  posted_ = ended_ = started_;
+  memory_->member(rank_).state.store(state);
+  memory_->bell().ring();
+}
+
+void Engine::leave() {
+  std::unique_lock lock(mutex());
+  while (std::uncaught_exceptions() == 0 && !tasks_.empty()) {
+    const std::shared_ptr<Task> task = tasks_.front();
+    lock.unlock();
+    wait(*task);
+    lock.lock();
+  }
+  lock.unlock();
+  abandon("was destroyed");
+}
+
+void Engine::abandon(const std::string& why) {
+  const std::lock_guard lock(mutex());
+  if (left_) return;
+  left_ = true;
+  if (!lost_) stop(rank_, fmt::format("the group {}", why), Member::kLeft);
+  std::erase(siblings_->engines, this);
+}
+
+void abandon_groups_of_this_thread() {
+  const auto siblings = RankEngines::of_this_thread();
+  while (!siblings->engines.empty()) siblings->engines.back()->abandon("has ended with its rank");
+}
+
+}  // namespace tandem::parallel

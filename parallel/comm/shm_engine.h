@@ -1,0 +1,102 @@
+// Engine: the collectives of one rank in one group that shares memory. No thread works for it: a rank does its share
+// when it starts a collective, asks for it, or waits for any.
+#pragma once
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <tandem/parallel/comm/shm_memory.h>
+#include <tandem/parallel/comm/shm_transfer.h>
+#include <tandem/parallel/comm/work.h>
+
+namespace tandem::parallel {
+
+class Engine;
+
+/// A collective that was started and has not ended.
+class Task final : public Work::State {
+ public:
+  Task(std::shared_ptr<Engine> engine, Collective collective, const Fingerprint& call)
+      : engine_(std::move(engine)), collective_(std::move(collective)), call_(call) {}
+  bool poll() override;
+  void wait() override;
+
+ private:
+  friend class Engine;
+  std::shared_ptr<Engine> engine_;
+  Collective collective_;
+  Fingerprint call_;
+  std::optional<Transfer> transfer_;  // once all ranks have come and agree
+  int step_ = 0, steps_ = 1;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+/// The engines of one rank. Waiting in one group works for all of them, so that ranks may wait for works of several
+/// groups in any order. Note [Ranks and threads]: a rank is whoever made the groups, one thread; the mutex lets its
+/// other threads use them too.
+struct RankEngines {
+  std::mutex mutex;
+  std::vector<Engine*> engines;
+  /// Those of the groups that the calling thread makes.
+  static const std::shared_ptr<RankEngines>& of_this_thread();
+  void progress();
+  void check_peers();
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory);
+  /// Waits until all ranks have made the group.
+  void meet();
+  std::shared_ptr<Task> start(const Collective& collective);
+  /// Ends what was started, and leaves the group.
+  void leave();
+  /// Leaves the group at once; what was started ends with an error.
+  void abandon(const std::string& why);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(setup_.ranks.size()); }
+  std::mutex& mutex() const { return siblings_->mutex; }
+
+ private:
+  friend class Task;
+  friend struct RankEngines;
+  // These are called with the mutex locked.
+  void progress();
+  bool post();
+  bool advance(Task& task);
+  void begin(Task& task);
+  void end(Task& task);
+  bool lacks(int member, const Task& task) const;
+  std::exception_ptr disagreement(const Task& task, const std::vector<const Post*>& posts) const;
+  void check_peers();
+  void lose(int member, const std::string& what);
+  void stop(int member, const std::string& what, std::int32_t state);
+  bool poll(Task& task);
+
+  void wait(Task& task);
+  bool others_pending() const;
+  std::string how_ended(int member, bool process_ended) const;
+  std::string who() const;
+
+  GroupSetup setup_;
+  std::shared_ptr<SharedMemory> memory_;
+  std::shared_ptr<RankEngines> siblings_;
+  int rank_ = 0;
+  double spin_seconds_;
+  std::deque<std::shared_ptr<Task>> tasks_;  // in the order of their starts
+  std::uint64_t started_ = 0, posted_ = 0, ended_ = 0, steps_ = 0;
+  double stalled_since_ = 0, checked_ = 0;  // stalled_since_: 0 when the first task can go on
+  std::exception_ptr lost_;                 // why no call can succeed any more
+  bool left_ = false;
+};
+
+/// For a thread that was a rank and ends: leaves all groups that it made.
+void abandon_groups_of_this_thread();
+
+}  // namespace tandem::parallel

@@ -1,0 +1,224 @@
+#include <tandem/parallel/comm/shm_memory.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <new>
+#include <sstream>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace tandem::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::size_t own_index(const GroupSetup& setup) {
+  return static_cast<std::size_t>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) -
+                                  setup.ranks.begin());
+}
+
+// The value of a key that `member` sets, unless that rank ends before.
+std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member) {
+  const std::string ended = fmt::format("ended/{}", setup.ranks[member]);
+  const auto start = Clock::now();
+  const std::string who = fmt::format("rank {} of {}: ", own_index(setup), setup.ranks.size());
+  for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+    if (setup.store->check(key)) return setup.store->get(key);
+    if (setup.store->check(ended))
+      throw CommError(static_cast<int>(member),
+                      fmt::format("{}rank {} {} before it made the group", who, member, setup.store->get(ended)));
+    if (Clock::now() - start > std::chrono::duration<double>(setup.timeout_seconds))
+      throw CommError(static_cast<int>(member),
+                      fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, in the "
+                                  "same order",
+                                  who, setup.timeout_seconds, member));
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace
+
+void SharedMemory::make_board(void* at, std::size_t members) {
+  Board* board = new (at) Board();
+  for (std::size_t i = 0; i < members; ++i) new (reinterpret_cast<Member*>(board + 1) + i) Member();
+}
+
+// --- Threads ---
+
+struct ThreadMemory::Block {
+  explicit Block(std::size_t members)
+      : bytes(board_bytes(members)), board(::operator new(bytes, std::align_val_t(alignof(Member)))) {
+    make_board(board, members);
+  }
+  ~Block() { ::operator delete(board, std::align_val_t(alignof(Member))); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  std::size_t bytes;
+  void* board;
+};
+
+ThreadMemory::ThreadMemory(const GroupSetup& setup) {
+  // The first thread that comes makes the block, the last one that leaves frees it. A name is used once in a job.
+  static std::mutex mutex;
+  static std::map<std::pair<const Store*, std::string>, std::weak_ptr<Block>> blocks;
+  const std::lock_guard lock(mutex);
+  std::erase_if(blocks, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Block>& known = blocks[{setup.store.get(), setup.name}];
+  block_ = known.lock();
+  if (!block_) known = block_ = std::make_shared<Block>(setup.ranks.size());
+  board_ = static_cast<Board*>(block_->board);
+}
+
+Place ThreadMemory::place_of(const void* data, std::size_t) const {
+  return {.area = 0, .offset = reinterpret_cast<std::intptr_t>(data)};
+}
+char* ThreadMemory::address(int, Place place) const { return reinterpret_cast<char*>(place.offset); }
+char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
+bool ThreadMemory::ended(int) const { return false; }  // the thread itself says so
+void ThreadMemory::all_came() {}
+
+// --- Processes ---
+
+namespace {
+
+constexpr std::size_t kRoomBytes = kCalls * kSmallBytes + 2 * ProcessMemory::kPieceBytes;  // for each rank
+
+// What each rank tells the others through the store.
+struct Record {
+  pid_t process = 0;
+  int file = -1, error = 0;  // rank 0's: the segment, or why there is none
+  std::string host_name, host;
+};
+
+// Processes with the same text share memory and process numbers.
+std::string host_identity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char space[64] = {};
+  if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
+  return boot + space;
+}
+
+std::string to_text(const Record& r) {
+  return fmt::format("{} {} {} {} {}", r.process, r.file, r.error, r.host_name, r.host);
+}
+Record from_text(const std::string& text) {
+  Record r;
+  std::istringstream(text) >> r.process >> r.file >> r.error >> r.host_name >> r.host;
+  return r;
+}
+
+std::string key_of(const GroupSetup& setup, std::size_t member) { return fmt::format("{}/shm/{}", setup.name, member); }
+
+void check_one_host(const std::vector<Record>& records) {
+  const Record& first = records.front();
+  for (std::size_t i = 1; i < records.size(); ++i)
+    check(records[i].host == first.host, "shm",
+          "rank 0 is on host '{}' and rank {} on {}'{}': ranks that share memory must run on one host, in one "
+          "container; use the backend \"gloo\"",
+          first.host_name, i, records[i].host_name == first.host_name ? "another one, or in a container, named " : "",
+          records[i].host_name);
+}
+
+// A pidfd is readable once the process has ended. One serves all groups of this process.
+std::shared_ptr<FileDescriptor> watch(pid_t process) {
+  static std::mutex mutex;
+  static std::map<pid_t, std::weak_ptr<FileDescriptor>> watched;
+  const std::lock_guard lock(mutex);
+  std::erase_if(watched, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<FileDescriptor>& known = watched[process];
+  std::shared_ptr<FileDescriptor> result = known.lock();
+  if (!result) known = result = std::make_shared<FileDescriptor>(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  return result;
+}
+
+}  // namespace
+
+ProcessMemory::ProcessMemory(const GroupSetup& setup) : setup_(setup), rank_(own_index(setup)) {
+  const std::size_t members = setup.ranks.size(), bytes = whole_pages(board_bytes(members)) + members * kRoomBytes;
+  Record mine;
+  mine.process = getpid();
+  mine.host = host_identity();
+  char host_name[256] = {};
+  gethostname(host_name, sizeof host_name - 1);
+  mine.host_name = host_name[0] != 0 ? host_name : "localhost";
+  if (rank_ == 0) {
+    mine.error = make_memory_file(bytes, file_);
+    if (mine.error == 0) mine.error = reserve(file_, 0, bytes);
+    if (mine.error == 0) mine.error = map_file(file_, bytes, segment_);
+    if (mine.error == 0) make_board(segment_.data(), members);
+    mine.file = file_.get();
+  }
+  setup.store->set(key_of(setup, rank_), to_text(mine));
+  std::vector<Record> records;
+  for (std::size_t i = 0; i < members; ++i) records.push_back(from_text(wait_for(setup, key_of(setup, i), i)));
+  check_one_host(records);
+  const Record& first = records.front();
+  check(first.error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", bytes, members,
+        std::strerror(first.error));
+  if (rank_ != 0) {
+    FileDescriptor file;
+    int error = open_file_of(first.process, first.file, file);
+    if (error == 0) error = map_file(file, bytes, segment_);
+    check(error == 0, "shm", "rank {} cannot map the memory of rank 0 (process {}): {}", rank_, first.process,
+          std::strerror(error));
+  }
+  board_ = reinterpret_cast<Board*>(segment_.data());
+  for (const Record& r : records) processes_.push_back(watch(r.process));
+}
+
+void ProcessMemory::all_came() {
+  file_ = FileDescriptor();
+  setup_.store->remove(key_of(setup_, rank_));
+}
+
+Place ProcessMemory::place_of(const void* data, std::size_t bytes) const {
+  for (std::size_t i = 0; i < allocations_.size(); ++i) {
+    const Allocation& a = allocations_[i];
+    const auto offset =
+        reinterpret_cast<std::intptr_t>(data) - reinterpret_cast<std::intptr_t>(a.mapping->data() + rank_ * a.stride);
+    if (offset >= 0 && static_cast<std::size_t>(offset) + bytes <= a.stride)
+      return {.area = static_cast<std::int64_t>(i), .offset = offset};
+  }
+  return {};
+}
+
+char* ProcessMemory::room(int member) const {
+  return segment_.data() + whole_pages(board_bytes(setup_.ranks.size())) +
+         static_cast<std::size_t>(member) * kRoomBytes;
+}
+
+char* ProcessMemory::address(int member, Place place) const {
+  if (place.area == Place::kWithPost) return room(member) + place.offset;
+  const Allocation& a = allocations_[static_cast<std::size_t>(place.area)];
+  return a.mapping->data() + static_cast<std::size_t>(member) * a.stride + place.offset;
+}
+
+char* ProcessMemory::piece(int member, std::size_t which) const {
+  return room(member) + kCalls * kSmallBytes + which * kPieceBytes;
+}
+
+bool ProcessMemory::ended(int member) const {
+  const auto m = static_cast<std::size_t>(member);
+  // Where the system has no pidfd, the launcher knows.
+  if (processes_[m]->get() < 0) return setup_.store->check(fmt::format("ended/{}", setup_.ranks[m]));
+  pollfd end{processes_[m]->get(), POLLIN, 0};
+  return poll(&end, 1, 0) > 0;
+}
+
+void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {
+  allocations_.push_back({std::move(mapping), stride});
+}
+
+}  // namespace tandem::parallel

@@ -1,0 +1,81 @@
+// The two kinds of memory that the ranks of a host share: that of a process whose threads they are, and segments that
+// several processes map.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/shm_board.h>
+#include <tandem/parallel/comm/shm_segment.h>
+
+namespace tandem::parallel {
+
+/// What the ranks of a group reach together, as one of them sees it.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  Bell& bell() const { return board_->bell; }
+  Member& member(int i) const { return reinterpret_cast<Member*>(board_ + 1)[i]; }
+  /// Where the others find data of this rank; nowhere when they cannot reach it.
+  virtual Place place_of(const void* data, std::size_t bytes) const = 0;
+  /// A place in the memory of a rank as an address in this one's.
+  virtual char* address(int member, Place place) const = 0;
+  /// Room for pieces of what the others cannot reach: two for each rank, of kPieceBytes.
+  virtual char* piece(int member, std::size_t which) const = 0;
+  /// Whether a rank has ended, as far as the system tells.
+  virtual bool ended(int member) const = 0;
+  /// To be called when all ranks have come: what only helped them find each other goes.
+  virtual void all_came() = 0;
+
+ protected:
+  static std::size_t board_bytes(std::size_t members) { return sizeof(Board) + members * sizeof(Member); }
+  static void make_board(void* at, std::size_t members);
+  Board* board_ = nullptr;
+};
+
+/// Threads reach everything.
+class ThreadMemory final : public SharedMemory {
+ public:
+  explicit ThreadMemory(const GroupSetup& setup);
+  Place place_of(const void* data, std::size_t bytes) const override;
+  char* address(int member, Place place) const override;
+  char* piece(int member, std::size_t which) const override;
+  bool ended(int member) const override;
+  void all_came() override;
+
+ private:
+  struct Block;
+  std::shared_ptr<Block> block_;
+};
+
+/// Processes reach the group's segment, and the allocations that are added later.
+class ProcessMemory final : public SharedMemory {
+ public:
+  static constexpr std::size_t kPieceBytes = 256 << 10;
+  /// Every member makes it; throws Error on each when they do not share a host or memory is short.
+  explicit ProcessMemory(const GroupSetup& setup);
+  Place place_of(const void* data, std::size_t bytes) const override;
+  char* address(int member, Place place) const override;
+  char* piece(int member, std::size_t which) const override;
+  bool ended(int member) const override;
+  void all_came() override;
+  /// Adds memory that has `stride` bytes for each rank, one after the other.
+  void add(std::shared_ptr<Mapping> mapping, std::size_t stride);
+
+ private:
+  struct Allocation {
+    std::shared_ptr<Mapping> mapping;
+    std::size_t stride = 0;
+  };
+  char* room(int member) const;
+
+  GroupSetup setup_;
+  std::size_t rank_ = 0;
+  FileDescriptor file_;
+  Mapping segment_;
+  std::vector<std::shared_ptr<FileDescriptor>> processes_;  // of the members, as pidfd
+  std::vector<Allocation> allocations_;
+};
+
+}  // namespace tandem::parallel

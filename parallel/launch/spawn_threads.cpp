@@ -1,0 +1,72 @@
+#include <tandem/parallel/launch/spawn_threads.h>
+
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/hash_store.h>
+#include <tandem/parallel/comm/shm_engine.h>
+#include <tandem/tensor/random.h>
+#include <tandem/tensor/threads.h>
+
+namespace tandem::parallel {
+namespace {
+
+std::string with_rank(int rank, std::string_view text) {
+  return text.starts_with("rank ") ? std::string(text) : fmt::format("rank {}: {}", rank, text);
+}
+
+// Calls the function; returns what it threw, with the rank before the text.
+std::exception_ptr run_rank(FunctionRef<void(int, int)> function, const ThreadRank& place) {
+  auto ended = [&](std::string_view text) {
+    place.store->set(fmt::format("ended/{}", place.rank), fmt::format("has failed ({})", text));
+  };
+  try {
+    function(place.rank, place.world_size);
+  } catch (const CommError& e) {
+    ended(e.what());
+    return std::make_exception_ptr(CommError(e.rank(), with_rank(place.rank, e.what())));
+  } catch (const std::exception& e) {
+    ended(e.what());
+    return std::make_exception_ptr(Error(with_rank(place.rank, e.what())));
+  } catch (...) {
+    ended("threw an exception of an unknown type");
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions options) {
+  check(options.nthreads >= 1, "spawn_threads", "{} threads were asked for; give at least 1", options.nthreads);
+  const auto store = std::make_shared<HashStore>();
+  std::mutex mutex;
+  std::exception_ptr first;
+  auto run = [&](int rank) {
+    const ThreadRank place{.rank = rank, .world_size = options.nthreads, .store = store};
+    t_thread_rank = &place;
+    std::optional<SingleThreadScope> single;
+    if (options.nthreads > 1) single.emplace();
+    const RandomStream stream(rank);
+    const std::exception_ptr error = run_rank(function, place);
+    {
+      const std::lock_guard lock(mutex);
+      if (!first) first = error;
+    }
+    if (!error) destroy_process_group();  // ends what was started; a rank that failed does not wait for others
+    abandon_groups_of_this_thread();
+    destroy_process_group();
+    t_thread_rank = nullptr;
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < options.nthreads; ++r) threads.emplace_back(run, r);
+  for (std::thread& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace tandem::parallel

@@ -1,0 +1,266 @@
+// Process groups of threads: every collective, asynchronous works, errors, ranks that end.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/hash_store.h>
+#include <tandem/tandem.h>
+#include <tandem/tests/parallel/collective_cases.h>
+#include <tandem/tests/support/test.h>
+
+using namespace tandem;
+using parallel::CommError;
+using test::require;
+using test::require_error;
+using test::same_bits;
+
+namespace {
+
+// Runs body(group) on `n` ranks with their default group.
+template <class Body>
+void on_ranks(int n, const Body& body, double timeout_seconds = 30) {
+  parallel::spawn_threads(
+      [&](int, int) {
+        parallel::init_process_group({.backend = "thread", .timeout_seconds = timeout_seconds});
+        body(*parallel::default_group());
+        parallel::destroy_process_group();
+      },
+      {.nthreads = n});
+}
+
+}  // namespace
+
+TEST_CASE("collectives equal a plain computation on 1 to 4 ranks, bit by bit") {
+  for (const int n : {1, 2, 3, 4}) {
+    CAPTURE(n);
+    CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) { test::collective_cases(g, 5000); }));
+  }
+}
+
+TEST_CASE("order of works, errors and disagreements") {
+  for (const int n : {1, 2, 3, 4}) {
+    CAPTURE(n);
+    CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) { test::order_cases(g); }));
+  }
+}
+
+TEST_CASE("ranks may wait for works of two groups in opposite orders") {
+  on_ranks(3, [](parallel::ProcessGroup& all) {
+    const auto other = parallel::new_group({0, 1, 2});
+    for (int i = 0; i < 20; ++i) {
+      Tensor a = ones({100}), b = full({50}, 2.0);
+      const auto first = all.all_reduce(a), second = other->all_reduce(b);
+      if (all.rank() % 2 == 0) {
+        first.wait();
+        second.wait();
+      } else {
+        second.wait();
+        first.wait();
+      }
+      require(same_bits(a, full({100}, 3.0)) && same_bits(b, full({50}, 6.0)), "sums in two groups");
+    }
+  });
+}
+
+TEST_CASE("groups of some ranks, and many of them") {
+  on_ranks(3, [](parallel::ProcessGroup& all) {
+    const int me = all.rank();
+    const auto outer = parallel::new_group({0, 2});
+    CHECK(outer->size() == 2);
+    if (me == 1) {
+      require(outer->rank() == -1, "rank of a non-member");
+      require_error("not a member of the group", [&] { outer->barrier(); });
+      require_error("not a member of the group", [&] { (void)outer->all_gather(*new Tensor(ones({2})), ones({1})); });
+    } else {
+      Tensor t = full({2}, 1.0 * me);
+      outer->all_reduce(t).wait();
+      require(same_bits(t, full({2}, 2.0)), "sum of two of three ranks");
+      require(outer->rank() == me / 2, "rank in a group");
+      require_error("root 2 is out of range", [&] { outer->broadcast(t, 2); });
+    }
+    std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
+    for (int i = 0; i < 40; ++i) groups.push_back(parallel::new_group({0, 1, 2}));
+    for (const auto& g : groups) {
+      Tensor t = ones({1});
+      g->all_reduce(t).wait();
+      require(t.item<int>() == 3, "sum in one of many groups");
+    }
+  });
+}
+
+TEST_CASE("joining and leaving again and again") {
+  parallel::spawn_threads(
+      [](int rank, int n) {
+        for (int i = 0; i < 20; ++i) {
+          require(!parallel::is_initialized(), "not joined");
+          parallel::init_process_group();
+          require(parallel::rank() == rank && parallel::world_size() == n, "rank and size");
+          require_error("joined already", [] { parallel::init_process_group(); });
+          Tensor t = ones({2});
+          parallel::all_reduce(t);
+          require(same_bits(t, full({2}, 1.0 * n)), "sum");
+          parallel::destroy_process_group();
+        }
+      },
+      {.nthreads = 3});
+}
+
+TEST_CASE("a group that is destroyed ends what was started; works outlive it") {
+  parallel::spawn_threads(
+      [](int, int n) {
+        parallel::init_process_group();
+        Tensor t = ones({2});
+        const parallel::Work work = parallel::all_reduce(t, {.async_op = true});
+        parallel::destroy_process_group();
+        require(work.is_completed() && same_bits(t, full({2}, 1.0 * n)), "sum after the end of the group");
+        work.wait();
+      },
+      {.nthreads = 3});
+}
+
+TEST_CASE("tensors of a group outlive it") {
+  Tensor kept;
+  on_ranks(2, [&](parallel::ProcessGroup& g) {
+    Tensor t = g.allocate({3}, float32);
+    require(same_bits(t, zeros({3})), "allocated memory is zero");
+    t.fill_(g.rank() + 1);
+    g.all_reduce(t).wait();
+    if (g.rank() == 0) kept = t;
+  });
+  CHECK(same_bits(kept, full({3}, 3.0)));
+}
+
+TEST_CASE("a result counts as a change of the tensor") {
+  on_ranks(2, [](parallel::ProcessGroup& g) {
+    Tensor t = ones({2});
+    const auto before = t.version();
+    g.all_reduce(t).wait();
+    require(t.version() != before, "version");
+  });
+}
+
+TEST_CASE("a rank that leaves early, having done its share, is no error; one that is missing is") {
+  parallel::spawn_threads(
+      [](int rank, int) {
+        parallel::init_process_group();
+        const auto group = parallel::default_group();
+        Tensor t = full({4}, 1.0 * rank);
+        group->all_reduce(t).wait();
+        require(same_bits(t, full({4}, 3.0)), "sum");
+        if (rank == 2) return;
+        const auto start = std::chrono::steady_clock::now();
+        require_error(
+            fmt::format("rank {} of 3: rank 2 has left the group while this rank waited in barrier (call 2)", rank),
+            [&] { group->barrier().wait(); });
+        require_error("rank 2 has left", [&] { group->all_reduce(t); });  // later calls throw at once
+        require(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "in time");
+      },
+      {.nthreads = 3});
+}
+
+TEST_CASE("the first failure of a rank is what spawn_threads throws; the others learn of it") {
+  std::atomic<int> told = 0;
+  CHECK_ERROR(parallel::spawn_threads(
+                  [&](int rank, int) {
+                    parallel::init_process_group();
+                    if (rank == 1) fail("mine", "something is wrong");
+                    try {
+                      parallel::barrier();
+                    } catch (const CommError& e) {
+                      if (e.rank() == 1 && test::contains(e.what(), "rank 1 has failed ([mine] something")) ++told;
+                      throw;
+                    }
+                  },
+                  {.nthreads = 3}),
+              "rank 1: [mine] something is wrong");
+  CHECK(told == 2);
+  CHECK_ERROR(parallel::spawn_threads([](int, int) {}, {.nthreads = 0}), "0 threads were asked for");
+  CHECK_THROWS_AS(parallel::spawn_threads([](int, int) { throw 3; }, {.nthreads = 2}), int);
+}
+
+TEST_CASE("a silent rank is named with what it was last seen in") {
+  std::atomic<bool> over = false;
+  on_ranks(
+      3,
+      [&](parallel::ProcessGroup& g) {
+        Tensor t = ones({7});
+        g.all_reduce(t).wait();
+        if (g.rank() == 2) {
+          while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          require_error("given up on rank 2", [&] { g.barrier().wait(); });
+          return;
+        }
+        require_error("rank 2", [&] {
+          try {
+            g.barrier().wait();
+          } catch (const CommError& e) {
+            require(e.rank() == 2, "rank of the error");
+            require(std::string_view(e.what()).find("given up on rank 2") != std::string_view::npos ||
+                        std::string_view(e.what()).find(
+                            "waited 0.3 s in barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of 7 "
+                            "float32 elements)") != std::string_view::npos,
+                    e.what());
+            throw;
+          }
+        });
+        over = true;
+      },
+      0.3);
+}
+
+TEST_CASE("a rank that does not make a group is named") {
+  CHECK_ERROR(parallel::spawn_threads(
+                  [](int rank, int) {
+                    if (rank == 0) parallel::init_process_group({.timeout_seconds = 0.2});
+                  },
+                  {.nthreads = 2}),
+              "rank 0 of 2: waited 0.2 s", "for rank 1 (last seen nowhere)");
+}
+
+TEST_CASE("each thread that is a rank has its own random numbers under one seed") {
+  manual_seed(5);
+  Tensor drawn[2];
+  parallel::spawn_threads([&](int rank, int) { drawn[rank] = rand({4}); }, {.nthreads = 2});
+  CHECK(!equal(drawn[0], drawn[1]));
+}
+
+TEST_CASE("the store of threads") {
+  parallel::HashStore store(0.05);
+  store.set("a", "1");
+  CHECK(store.get("a") == "1");
+  CHECK(store.check("a"));
+  CHECK(!store.check("b"));
+  CHECK(store.add("a", 4) == 5);
+  CHECK(store.add("new", -2) == -2);
+  CHECK(store.compare_set("c", "", "x") == "x");
+  CHECK(store.compare_set("c", "y", "z") == "x");
+  CHECK(store.compare_set("c", "x", "z") == "z");
+  CHECK(store.compare_set("missing", "x", "z").empty());
+  CHECK(store.num_keys() == 3);
+  CHECK(store.remove("c"));
+  CHECK(!store.remove("c"));
+  CHECK_ERROR(store.get("never"), "waited 0.05 s for the key 'never'");
+  store.set("text", "x");
+  CHECK_ERROR(store.add("text", 1), "not a number");
+  std::thread setter([&] { store.set("late", "here"); });
+  CHECK(parallel::HashStore(1).num_keys() == 0);
+  CHECK(store.get("a") == "5");
+  setter.join();
+  CHECK(store.get("late") == "here");
+  store.set("ended/3", "has failed");
+  CHECK_ERROR(store.get("never"), "rank 3 has failed while this rank waited for the key 'never'");
+}
+
+TEST_CASE("ranks on two hosts get an error that names both") {
+  parallel::GroupSetup setup{.store = std::make_shared<parallel::HashStore>(), .name = "g", .ranks = {0, 1}};
+  setup.store->set("g/shm/1", "1 -1 0 other-machine another-boot");
+  CHECK_ERROR(parallel::make_shm_group(setup), "rank 0 is on host '", "rank 1 is on 'other-machine'", "gloo");
+  setup.store->set("g/shm/1", "");
+  setup.store->remove("g/shm/1");
+  setup.store->set("ended/1", "was killed by signal 9");
+  CHECK_ERROR(parallel::make_shm_group(setup), "rank 0 of 2: rank 1 was killed by signal 9 before it made the group");
+  setup.store->remove("ended/1");
+  setup.timeout_seconds = 0.1;
+  CHECK_ERROR(parallel::make_shm_group(setup), "waited 0.1 s for rank 1 to make the group");
+}
