@@ -230,11 +230,11 @@ void Engine::check_peers() {
     const std::int32_t state = memory_->member(i).state.load();
     const bool dead = memory_->ended(i);
     if ((state == Member::kPresent && !dead) || !lacks(i, task)) continue;  // it did its share before it left
-    if (state < Member::kGaveUp || dead) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
+    if (state < Member::kGaveUp) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
     const int because = state - Member::kGaveUp;
-    if (because != rank_ && memory_->ended(because))
-      return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
-    return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
+    if (because == rank_ || !memory_->ended(because))
+      return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
+    return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
   }
   if (now() - stalled_since_ < setup_.timeout_seconds) return;
   std::string seen;

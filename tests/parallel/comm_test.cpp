@@ -255,7 +255,7 @@ TEST_CASE("the store of threads") {
 TEST_CASE("ranks on two hosts get an error that names both") {
   parallel::GroupSetup setup{.store = std::make_shared<parallel::HashStore>(), .name = "g", .ranks = {0, 1}};
   setup.store->set("g/shm/1", "1 -1 0 other-machine another-boot");
-  CHECK_ERROR(parallel::make_shm_group(setup), "rank 0 is on host '", "rank 1 is on 'other-machine'", "gloo");
+  CHECK_ERROR(parallel::make_shm_group(setup), "rank 0 is on host '", "rank 1 on 'other-machine'", "gloo");
   setup.store->set("g/shm/1", "");
   setup.store->remove("g/shm/1");
   setup.store->set("ended/1", "was killed by signal 9");
