@@ -1,0 +1,173 @@
+// Processes over shared memory: collectives, ranks that are killed, stopped or gone, and nothing left behind. Ends with
+// 1 on a fault.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include <tandem/tandem.h>
+#include <tandem/tests/parallel/collective_cases.h>
+
+using namespace tandem;
+using parallel::CommError;
+using test::require;
+using test::require_error;
+
+namespace {
+
+std::shared_ptr<parallel::ProcessGroup> join(double timeout_seconds = 30) {
+  parallel::init_process_group({.backend = "shm", .timeout_seconds = timeout_seconds});
+  return parallel::default_group();
+}
+
+// Files and mappings of this process that are shared memory.
+int shared_files() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    count += std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:tandem") != std::string::npos;
+  }
+  return count;
+}
+int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:tandem") != std::string::npos;
+  return count;
+}
+
+void collectives(int, int) {
+  {
+    const auto group = join();
+    test::collective_cases(*group, 70'001);
+    test::order_cases(*group);
+    require(shared_files() == 0 && mappings() > 0, "files are closed once they are mapped");
+  }
+  parallel::destroy_process_group();
+  require(mappings() == 0, "memory is released");
+}
+
+void memory(int rank, int) {
+  Tensor kept;
+  {
+    const auto group = join();
+    Tensor t = group->allocate({1000, 3}, float32);
+    require(test::same_bits(t, zeros({1000, 3})), "allocated memory is zero");
+    Tensor part = t.narrow(0, 10, 500);
+    const void* const address = part.raw().data;
+    part.fill_(rank + 1.0);
+    const auto version = t.version();
+    group->all_reduce(part).wait();
+    require(part.raw().data == address && t.version() != version, "in place");
+    require(test::same_bits(part, full({500, 3}, 6.0)), "sum of a part");
+    require(test::same_bits(t.narrow(0, 0, 10), zeros({10, 3})), "the rest stays");
+    require(group->allocate({0, 4}, int64).numel() == 0, "an empty tensor");
+    require_error("shared memory on each of 3 ranks cannot be had: Cannot allocate memory on rank 0",
+                  [&] { (void)group->allocate({std::int64_t{1} << 50}, float32); });
+    group->barrier().wait();
+    kept = t;
+  }
+  parallel::destroy_process_group();
+  kept.fill_(7.0);
+  require(test::same_bits(kept, full({1000, 3}, 7.0)) && mappings() == 1, "a tensor keeps its memory");
+  kept = Tensor();
+  require(mappings() == 0, "memory is released with the last tensor");
+}
+
+void many(int rank, int) {
+  for (int i = 0; i < 5; ++i) {
+    const auto all = join();
+    std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
+    for (int k = 0; k < 20; ++k) groups.push_back(parallel::new_group(k % 2 == 0 ? std::vector{0, 1, 2} : std::vector{0, 2}));
+    std::vector<Tensor> tensors;
+    std::vector<parallel::Work> works;
+    for (const auto& g : groups) {
+      tensors.push_back(full({40'000}, rank + 1.0));
+      if (g->rank() >= 0) works.push_back(g->all_reduce(tensors.back()));
+    }
+    if (rank == 0) std::reverse(works.begin(), works.end());
+    for (const auto& w : works) w.wait();
+    for (std::size_t k = 0; k < groups.size(); ++k)
+      if (groups[k]->rank() >= 0)
+        require(test::same_bits(tensors[k], full({40'000}, k % 2 == 0 ? 6.0 : 4.0)), "sums in many groups");
+    groups.clear();
+    parallel::destroy_process_group();
+  }
+}
+
+// The end of a rank is told to the others by a file, since the exit code is that of the rank that was lost.
+std::string proof(pid_t launcher, int rank) { return fmt::format("/tmp/tandem_shm_{}_{}", launcher, rank); }
+bool proved(int rank) { return std::filesystem::remove(proof(getpid(), rank)); }
+
+// Rank 2 ends by `end` while the others need it, and they see `text` within `seconds`.
+void lose_rank(int rank, const std::function<void()>& end, std::string_view text) {
+  const auto group = join();
+  Tensor large = full({300'000}, rank + 1.0);
+  group->all_reduce(large).wait();
+  require(test::same_bits(large, full({300'000}, 6.0)), "sum before the end");
+  const parallel::Work work = rank == 2 ? parallel::Work() : group->all_reduce(large);
+  if (rank == 2) end();
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    work.wait();
+    require(false, "an error");
+  } catch (const CommError& e) {
+    require(e.rank() == 2, "the rank of the error");
+    require(std::string_view(e.what()).starts_with(fmt::format("rank {} of 3: rank 2 {}", rank, text)), e.what());
+  }
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "in time");
+  require_error(text, [&] { group->barrier(); });  // every later call throws at once
+  std::ofstream(proof(getppid(), rank)) << "seen";
+}
+
+void killed(int rank, int) {
+  lose_rank(
+      rank,
+      [] {
+        Tensor large = ones({300'000});
+        const parallel::Work work = parallel::default_group()->all_reduce(large);  // it has begun
+        kill(getpid(), SIGKILL);
+      },
+      "was killed by signal 9 while this rank waited in all_reduce (sum, call");
+}
+
+// pytorch/gloo#520, horovod/horovod#2564: a rank leaves before the first collective, or after one, with success.
+void left(int rank, int) {
+  lose_rank(
+      rank, [] { _exit(0); }, "ended with exit code 0 while this rank waited in all_reduce (sum, call");
+}
+
+void stopped(int rank, int) {
+  const auto group = join(0.5);
+  Tensor processes = empty({3}, {.dtype = int64});
+  group->all_gather(processes, tensor(std::vector{static_cast<std::int64_t>(getpid())})).wait();
+  Tensor large = ones({300'000});
+  if (rank == 2) {
+    kill(getpid(), SIGSTOP);
+    require_error("given up on rank 2", [&] { group->all_reduce(large).wait(); });
+    return;
+  }
+  require_error("rank 2", [&] { group->all_reduce(large).wait(); });
+  require_error("rank 2", [&] { group->barrier(); });
+  if (rank == 0) kill(static_cast<pid_t>(processes[2].item<std::int64_t>()), SIGCONT);
+}
+
+}  // namespace
+
+int main() {
+  for (const int n : {1, 2, 3, 4})
+    if (const int code = parallel::spawn(collectives, {.nprocs = n}); code != 0) return code;
+  if (const int code = parallel::spawn(memory, {.nprocs = 3}); code != 0) return code;
+  if (const int code = parallel::spawn(many, {.nprocs = 3}); code != 0) return code;
+  const bool parent = std::getenv("RANK") == nullptr;  // in the others, earlier calls of spawn return at once
+  const auto before = std::distance(std::filesystem::directory_iterator("/dev/shm"), {});
+  const int killed_code = parallel::spawn(killed, {.nprocs = 3});
+  require(!parent || (killed_code == 137 && proved(0) && proved(1)), "a killed rank is seen");
+  const int left_code = parallel::spawn(left, {.nprocs = 3});
+  require(!parent || (left_code == 0 && proved(0) && proved(1)), "a rank that left is seen");
+  if (const int code = parallel::spawn(stopped, {.nprocs = 3}); code != 0) return code;
+  require(std::distance(std::filesystem::directory_iterator("/dev/shm"), {}) == before, "nothing left in /dev/shm");
+}
