@@ -51,26 +51,26 @@ TANDEM_CLONES void convert_all(std::int64_t n, const From* from, To* to) {
   for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
-// Combines elements [first, first + n) of the parts lo .. hi-1. Returns where the result is: in `scratch`, or, of a
-// single part, where that part is.
+// Combines elements [first, first + n) of the parts lo .. hi-1. Returns where the result is: at `out`, or, of a single
+// part, where that part is. `out` may be one of the parts: it is written last.
 template <ReduceOp op, class T, class W>
 const W* combine_tree(std::span<const void* const> parts, std::size_t lo, std::size_t hi, std::int64_t first,
-                      std::int64_t n, W* scratch) {
+                      std::int64_t n, W* out) {
   if (hi - lo == 1) {
     const T* part = static_cast<const T*>(parts[lo]) + first;
     if constexpr (std::is_same_v<T, W>) {
       return part;
     } else {
-      convert_all(n, part, scratch);
-      return scratch;
+      convert_all(n, part, out);
+      return out;
     }
   }
-  W right_scratch[kBlock];
+  W left_scratch[kBlock], right_scratch[kBlock];
   const std::size_t middle = lo + (hi - lo + 1) / 2;
-  const W* left = combine_tree<op, T, W>(parts, lo, middle, first, n, scratch);
+  const W* left = combine_tree<op, T, W>(parts, lo, middle, first, n, left_scratch);
   const W* right = combine_tree<op, T, W>(parts, middle, hi, first, n, right_scratch);
-  apply_all<op, W>(n, left, right, scratch);
-  return scratch;
+  apply_all<op, W>(n, left, right, out);
+  return out;
 }
 
 template <ReduceOp op, class T>
@@ -79,10 +79,12 @@ void combine_as(std::span<const void* const> parts, std::span<void* const> outpu
   W scratch[kBlock];
   for (std::int64_t at = 0; at < count; at += kBlock) {
     const std::int64_t n = std::min(kBlock, count - at);
-    const W* result = combine_tree<op, T, W>(parts, 0, parts.size(), at, n, scratch);
+    W* to = scratch;
+    if constexpr (std::is_same_v<T, W>) to = static_cast<T*>(outputs[0]) + at;
+    const W* result = combine_tree<op, T, W>(parts, 0, parts.size(), at, n, to);
     if constexpr (op == ReduceOp::avg) {
-      divide_all(n, result, static_cast<W>(parts.size()), scratch);
-      result = scratch;
+      divide_all(n, result, static_cast<W>(parts.size()), to);
+      result = to;
     }
     for (void* output : outputs) {
       T* out = static_cast<T*>(output) + at;

@@ -81,7 +81,8 @@ void many(int rank, int) {
   for (int i = 0; i < 5; ++i) {
     const auto all = join();
     std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
-    for (int k = 0; k < 20; ++k) groups.push_back(parallel::new_group(k % 2 == 0 ? std::vector{0, 1, 2} : std::vector{0, 2}));
+    for (int k = 0; k < 20; ++k)
+      groups.push_back(parallel::new_group(k % 2 == 0 ? std::vector{0, 1, 2} : std::vector{0, 2}));
     std::vector<Tensor> tensors;
     std::vector<parallel::Work> works;
     for (const auto& g : groups) {
