@@ -12,7 +12,8 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr double kSpinSeconds = 80e-6;      // waking a sleeper takes as long
+constexpr double kAwakeSeconds = 80e-6;     // before a rank that waits sleeps: waking it takes as long
+constexpr int kSpins = 32;                  // before it lets others have the core in between
 constexpr double kCheckSeconds = 50e-3;     // between looks at the peers
 constexpr double kSiblingSeconds = 200e-6;  // between looks at other groups, whose bells do not wake a sleeper
 constexpr double kLauncherSeconds = 0.3;    // a launcher needs to notice how a rank ended
@@ -57,8 +58,9 @@ void RankEngines::check_peers() {
 Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
     : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()) {
   rank_ = static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin());
-  // Who spins takes the core from a rank that others wait for when there are more ranks than cores.
-  spin_seconds_ = size() <= available_cores() ? kSpinSeconds : 0;
+  const bool own_cores = size() <= available_cores();
+  spins_ = own_cores ? kSpins : 0;
+  awake_seconds_ = own_cores ? kAwakeSeconds : kAwakeSeconds / 4;
   const std::lock_guard lock(mutex());
   siblings_->engines.push_back(this);
 }
@@ -195,8 +197,11 @@ void Engine::wait(Task& task) {
         siblings_->progress();
         if (task.done_) return;
       }
-      if (i % 16 == 0 && now() - start >= spin_seconds_) break;
-      pause();
+      if ((i >= spins_ || i % 16 == 0) && now() - start >= awake_seconds_) break;
+      if (i < spins_)
+        pause();
+      else
+        sched_yield();  // whom this rank waits for may need this core
     }
     bool done = false;
     memory_->bell().sleep(others_pending() ? kSiblingSeconds : kCheckSeconds, [&] {
