@@ -7,7 +7,6 @@
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/rendezvous.h>
-#include <tandem/parallel/comm/shm_group.h>
 
 namespace tandem::parallel {
 namespace {
@@ -16,14 +15,15 @@ struct Job {
   Place place;
   Agreement agreement;
   std::string backend;
-  ShmHeader* segment = nullptr;
   double timeout_seconds = 30;
   int groups = 0;
   std::shared_ptr<ProcessGroup> all;  // ends before the store
 };
+// That of the process, or of the calling thread, where threads are ranks.
 std::unique_ptr<Job>& job() {
-  static std::unique_ptr<Job> current;
-  return current;
+  static std::unique_ptr<Job> of_process;
+  static thread_local std::unique_ptr<Job> of_thread;
+  return t_thread_rank != nullptr ? of_thread : of_process;
 }
 
 #ifdef TANDEM_GLOO
@@ -33,32 +33,36 @@ constexpr const char* kBackends = "\"shm\" (\"gloo\" needs libgloo-dev and a new
 #endif
 
 void check_backend(const std::string& backend) {
-  bool known = backend.empty() || backend == "shm";
+  check(t_thread_rank == nullptr || backend.empty() || backend == "thread", "init_process_group",
+        "backend '{}' is not for ranks that are threads; use \"thread\"", backend);
+  check(t_thread_rank != nullptr || backend != "thread", "init_process_group",
+        "backend \"thread\" is for ranks that spawn_threads has started");
+  bool known = backend.empty() || backend == "shm" || backend == "thread";
 #ifdef TANDEM_GLOO
   known |= backend == "gloo";
 #endif
   check(known, "init_process_group", "backend '{}' is not built in; use {}", backend, kBackends);
 }
 
+// Threads of one process need not look for each other.
+void join_threads(Job& j, const ThreadRank& thread) {
+  j.place = {.rank = thread.rank, .world_size = thread.world_size, .store = thread.store};
+  const std::int64_t time = thread.store->add(fmt::format("joins/{}", thread.rank), 1);
+  j.agreement = {.prefix = fmt::format("{}/", time), .one_host = true};
+  j.backend = "thread";
+}
+
 std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) {
-  const int number = j.groups++;
+  const GroupSetup setup{.store = j.place.store,
+                         .name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++),
+                         .ranks = ranks,
+                         .world_rank = j.place.rank,
+                         .timeout_seconds = j.timeout_seconds};
+  if (j.backend == "thread") return make_thread_group(setup);
 #ifdef TANDEM_GLOO
-  if (j.backend == "gloo")
-    return make_gloo_group({.store = j.place.store,
-                            .name = fmt::format("{}group/{}", j.agreement.prefix, number),
-                            .ranks = ranks,
-                            .world_rank = j.place.rank,
-                            .timeout_seconds = j.timeout_seconds});
+  if (j.backend == "gloo") return make_gloo_group(setup);
 #endif
-  check(number < kMaxShmGroups, "new_group", "there are {} groups already; at most {} are supported", number,
-        kMaxShmGroups);
-  if (j.segment == nullptr) {
-    const auto fd = number_from_environment(kShmVariable);
-    check(fd.has_value(), "init_process_group", "{} is not set; start the program with `tandem-run -n N program`",
-          kShmVariable);
-    j.segment = map_shm_segment(*fd, j.place.world_size);
-  }
-  return std::make_shared<ShmGroup>(j.segment, number, ranks, j.place.rank, j.timeout_seconds);
+  return make_shm_group(setup);
 }
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
@@ -81,14 +85,17 @@ void init_process_group(const InitOptions& options) {
   check_backend(options.backend);
   auto next = std::make_unique<Job>();
   next->timeout_seconds = options.timeout_seconds;
-  next->place = find_place(options);
-  next->agreement = agree(next->place, options);
-  next->backend = !options.backend.empty() ? options.backend : next->agreement.one_host ? "shm" : "gloo";
-  check_backend(next->backend);
+  if (t_thread_rank != nullptr) {
+    join_threads(*next, *t_thread_rank);
+  } else {
+    next->place = find_place(options);
+    next->agreement = agree(next->place, options);
+    next->backend = !options.backend.empty() ? options.backend : next->agreement.one_host ? "shm" : "gloo";
+    check_backend(next->backend);
+  }
   std::vector<int> ranks;
   for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
   next->all = make_group(*next, ranks);
-  next->all->barrier().wait();
   job() = std::move(next);
 }
 

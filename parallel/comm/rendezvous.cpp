@@ -75,14 +75,6 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// Equal in processes that can map each other's memory.
-std::string host_id() {
-  char space[64] = {};
-  const ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
-  return first_line("/proc/sys/kernel/random/boot_id") + " " +
-         std::string(space, n > 0 ? static_cast<std::size_t>(n) : 0);
-}
-
 // The value of a rank's key; one that does not come becomes an error that names all such ranks.
 std::string value_of(const Place& place, const std::string& prefix, int rank, double timeout_seconds) {
   const auto key = [&](int r) { return fmt::format("{}rank/{}", prefix, r); };
@@ -104,6 +96,13 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, do
 }
 
 }  // namespace
+
+std::string host_id() {
+  char space[64] = {};
+  const ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  return first_line("/proc/sys/kernel/random/boot_id") + " " +
+         std::string(space, n > 0 ? static_cast<std::size_t>(n) : 0);
+}
 
 std::optional<int> number_from_environment(const char* variable) {
   const char* text = std::getenv(variable);

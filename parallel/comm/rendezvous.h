@@ -32,6 +32,8 @@ struct Agreement {
 /// Waits until all ranks have come. CommError names one that does not, or whose world_size or backend differ.
 Agreement agree(const Place& place, const InitOptions& options);
 
+/// Equal in processes that can map each other's memory.
+std::string host_id();
 /// A number from the environment; null when the variable is not set, Error when it is no number.
 std::optional<int> number_from_environment(const char* variable);
 

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +16,6 @@
 #include <cstring>
 
 #include <tandem/parallel/comm/rendezvous.h>
-#include <tandem/parallel/comm/shm_segment.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/tensor/error.h>
 
@@ -139,13 +137,9 @@ int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) 
 
 int launch(const std::vector<std::string>& command, const LaunchOptions& options) {
   check(!command.empty(), "launch", "there is no program to start");
-  const int segment = create_shm_segment(options.nprocs);
-  ShmHeader* header = map_shm_segment(segment, options.nprocs);
   StoreServer store({.launched = true});
-  Variables job = {{"MASTER_ADDR", "127.0.0.1"},
-                   {"MASTER_PORT", std::to_string(store.port())},
-                   {kLauncherStoreVariable, "1"},
-                   {kShmVariable, std::to_string(segment)}};
+  Variables job = {
+      {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(store.port())}, {kLauncherStoreVariable, "1"}};
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = available_cores(), threads = std::max(1, cores / options.nprocs);
     job.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
@@ -178,10 +172,6 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
       // What it has written is in the pipe; a grandchild may hold the other end open for long.
       while (child.output >= 0 && readable(child.output)) forward_output(r, child);
       if (child.output >= 0) end_output(r, child);
-      if (int none = -1; header->dead_rank.load() == none) {
-        header->dead_status = status;
-        header->dead_rank.compare_exchange_strong(none, r);
-      }
       store.report_end(r, describe_end(status));
       if (status == 0 || result != 0) continue;
       result = exit_code(status);
@@ -200,8 +190,6 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
       if (c.pid >= 0) kill(c.pid, signal);
     sent = signal;
   }
-  munmap(header, shm_bytes(options.nprocs));
-  close(segment);
   return result;
 }
 
