@@ -13,7 +13,7 @@ inline constexpr std::size_t kMessageBytes = 1024;   // of fail; longer ones are
 inline constexpr std::size_t kSmallBytes = 8 << 10;  // inputs up to this size are copied when they are posted
 
 /// Where the others find the data of a call. `area` is one of these, or the number of an allocation.
-struct Place {
+struct Location {
   static constexpr std::int64_t kNowhere = -1, kWithPost = -2;
   std::int64_t area = kNowhere, offset = 0;
 };
@@ -21,7 +21,7 @@ struct Place {
 /// A call as its rank posts it.
 struct alignas(64) Post {
   Fingerprint call = {};
-  Place input = {};
+  Location input = {};
 };
 
 /// What one rank tells. Only that rank writes it.

@@ -103,8 +103,8 @@ bool Engine::post() {
     const void* data = task.collective_.input.raw().data;
     const std::size_t bytes = input_bytes(task.call_, size());
     mine.input = memory_->place_of(data, bytes);
-    if (mine.input.area == Place::kNowhere && bytes <= kSmallBytes) {
-      mine.input = {.area = Place::kWithPost, .offset = static_cast<std::int64_t>(slot * kSmallBytes)};
+    if (mine.input.area == Location::kNowhere && bytes <= kSmallBytes) {
+      mine.input = {.area = Location::kWithPost, .offset = static_cast<std::int64_t>(slot * kSmallBytes)};
       if (bytes > 0) std::memcpy(memory_->address(rank_, mine.input), data, bytes);
     }
   }
@@ -246,8 +246,10 @@ void Engine::check_peers() {
   for (const int i : missing) {
     const Member& m = memory_->member(i);
     const std::uint64_t posted = m.posted.load();
-    seen += fmt::format("{}rank {} (last seen {})", seen.empty() ? "" : " and ", i,
-                        posted == 0 ? "nowhere" : "in " + describe(m.posts[(posted - 1) % kCalls].call));
+    const std::string last = posted == 0   ? "not seen yet"
+                             : posted == 1 ? "last seen making the group"
+                                           : "last seen in " + describe(m.posts[(posted - 1) % kCalls].call);
+    seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last);
   }
   lose(missing.front(),
        fmt::format("waited {} s in {} for {}, which is stopped, slow, or in another part of the program; a longer wait "

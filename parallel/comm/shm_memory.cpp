@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <new>
@@ -17,6 +16,8 @@
 #include <thread>
 
 #include <fmt/format.h>
+
+#include <tandem/parallel/comm/rendezvous.h>
 
 namespace tandem::parallel {
 namespace {
@@ -80,10 +81,10 @@ ThreadMemory::ThreadMemory(const GroupSetup& setup) {
   board_ = static_cast<Board*>(block_->board);
 }
 
-Place ThreadMemory::place_of(const void* data, std::size_t) const {
+Location ThreadMemory::place_of(const void* data, std::size_t) const {
   return {.area = 0, .offset = reinterpret_cast<std::intptr_t>(data)};
 }
-char* ThreadMemory::address(int, Place place) const { return reinterpret_cast<char*>(place.offset); }
+char* ThreadMemory::address(int, Location place) const { return reinterpret_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
 bool ThreadMemory::ended(int) const { return false; }  // the thread itself says so
 void ThreadMemory::all_came() {}
@@ -101,21 +102,14 @@ struct Record {
   std::string host_name, host;
 };
 
-// Processes with the same text share memory and process numbers.
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char space[64] = {};
-  if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
-  return boot + space;
-}
-
 std::string to_text(const Record& r) {
   return fmt::format("{} {} {} {} {}", r.process, r.file, r.error, r.host_name, r.host);
 }
 Record from_text(const std::string& text) {
   Record r;
-  std::istringstream(text) >> r.process >> r.file >> r.error >> r.host_name >> r.host;
+  std::istringstream in(text);
+  in >> r.process >> r.file >> r.error >> r.host_name >> std::ws;
+  std::getline(in, r.host);
   return r;
 }
 
@@ -149,7 +143,7 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup) : setup_(setup), rank_(own
   const std::size_t members = setup.ranks.size(), bytes = whole_pages(board_bytes(members)) + members * kRoomBytes;
   Record mine;
   mine.process = getpid();
-  mine.host = host_identity();
+  mine.host = host_id();
   char host_name[256] = {};
   gethostname(host_name, sizeof host_name - 1);
   mine.host_name = host_name[0] != 0 ? host_name : "localhost";
@@ -183,7 +177,7 @@ void ProcessMemory::all_came() {
   setup_.store->remove(key_of(setup_, rank_));
 }
 
-Place ProcessMemory::place_of(const void* data, std::size_t bytes) const {
+Location ProcessMemory::place_of(const void* data, std::size_t bytes) const {
   for (std::size_t i = 0; i < allocations_.size(); ++i) {
     const Allocation& a = allocations_[i];
     const auto offset =
@@ -199,8 +193,8 @@ char* ProcessMemory::room(int member) const {
          static_cast<std::size_t>(member) * kRoomBytes;
 }
 
-char* ProcessMemory::address(int member, Place place) const {
-  if (place.area == Place::kWithPost) return room(member) + place.offset;
+char* ProcessMemory::address(int member, Location place) const {
+  if (place.area == Location::kWithPost) return room(member) + place.offset;
   const Allocation& a = allocations_[static_cast<std::size_t>(place.area)];
   return a.mapping->data() + static_cast<std::size_t>(member) * a.stride + place.offset;
 }

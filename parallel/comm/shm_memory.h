@@ -18,9 +18,9 @@ class SharedMemory {
   Bell& bell() const { return board_->bell; }
   Member& member(int i) const { return reinterpret_cast<Member*>(board_ + 1)[i]; }
   /// Where the others find data of this rank; nowhere when they cannot reach it.
-  virtual Place place_of(const void* data, std::size_t bytes) const = 0;
+  virtual Location place_of(const void* data, std::size_t bytes) const = 0;
   /// A place in the memory of a rank as an address in this one's.
-  virtual char* address(int member, Place place) const = 0;
+  virtual char* address(int member, Location place) const = 0;
   /// Room for pieces of what the others cannot reach: two for each rank, of kPieceBytes.
   virtual char* piece(int member, std::size_t which) const = 0;
   /// Whether a rank has ended, as far as the system tells.
@@ -38,8 +38,8 @@ class SharedMemory {
 class ThreadMemory final : public SharedMemory {
  public:
   explicit ThreadMemory(const GroupSetup& setup);
-  Place place_of(const void* data, std::size_t bytes) const override;
-  char* address(int member, Place place) const override;
+  Location place_of(const void* data, std::size_t bytes) const override;
+  char* address(int member, Location place) const override;
   char* piece(int member, std::size_t which) const override;
   bool ended(int member) const override;
   void all_came() override;
@@ -55,8 +55,8 @@ class ProcessMemory final : public SharedMemory {
   static constexpr std::size_t kPieceBytes = 256 << 10;
   /// Every member makes it; throws Error on each when they do not share a host or memory is short.
   explicit ProcessMemory(const GroupSetup& setup);
-  Place place_of(const void* data, std::size_t bytes) const override;
-  char* address(int member, Place place) const override;
+  Location place_of(const void* data, std::size_t bytes) const override;
+  char* address(int member, Location place) const override;
   char* piece(int member, std::size_t which) const override;
   bool ended(int member) const override;
   void all_came() override;

@@ -46,12 +46,12 @@ Transfer::Transfer(const SharedMemory& memory, const Collective& collective, con
   dtype_ = static_cast<DType>(mine.call.dtype);
   item_ = static_cast<std::int64_t>(size_of(dtype_));
   count_ = piece_count_ = mine.call.count;
-  with_post_ = mine.input.area == Place::kWithPost;
+  with_post_ = mine.input.area == Location::kWithPost;
   if (collective.input.defined()) input_ = static_cast<const char*>(collective.input.raw().data);
   if (collective.output.defined()) output_ = static_cast<char*>(collective.output.raw().data);
   for (int r = 0; r < size_; ++r) {
     const Post& post = *posts[static_cast<std::size_t>(r)];
-    if (gives_input(post.call, r) && post.input.area == Place::kNowhere) {
+    if (gives_input(post.call, r) && post.input.area == Location::kNowhere) {
       inputs_.clear();
       piece_count_ = static_cast<std::int64_t>(ProcessMemory::kPieceBytes) / (item_ * parts_);
       if (piece_count_ > kLineBytes) piece_count_ -= piece_count_ % kLineBytes;

@@ -215,7 +215,7 @@ TEST_CASE("a rank that does not make a group is named") {
                     if (rank == 0) parallel::init_process_group({.timeout_seconds = 0.2});
                   },
                   {.nthreads = 2}),
-              "rank 0 of 2: waited 0.2 s", "for rank 1 (last seen nowhere)");
+              "rank 0 of 2: waited 0.2 s in barrier (call 0) for rank 1 (not seen yet), which is stopped");
 }
 
 TEST_CASE("each thread that is a rank has its own random numbers under one seed") {

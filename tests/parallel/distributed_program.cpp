@@ -67,7 +67,7 @@ void silent_rank(int rank) {
   if (rank == 2) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
   } else {
-    require_error("for rank 2, which is stopped, slow", [] { parallel::barrier(); });
+    require_error("for rank 2 (last seen making the group), which is stopped, slow", [] { parallel::barrier(); });
   }
   parallel::destroy_process_group();
 }

@@ -132,7 +132,7 @@ void killed(int rank, int) {
         const parallel::Work work = parallel::default_group()->all_reduce(large);  // it has begun
         kill(getpid(), SIGKILL);
       },
-      "was killed by signal 9 while this rank waited in all_reduce (sum, call");
+      "was killed by signal 9 (Killed) while this rank waited in all_reduce (sum, call");
 }
 
 // pytorch/gloo#520, horovod/horovod#2564: a rank leaves before the first collective, or after one, with success.
