@@ -21,7 +21,7 @@ struct Settings {
   std::vector<std::string> backends{"shm"};
   std::vector<std::int64_t> bytes{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20,
                                   2678824, 4 << 20,  16 << 20, 64 << 20};
-  bool fresh = true;
+  bool fresh = true, plain = false;
   int iterations = 0;
 };
 
@@ -48,7 +48,7 @@ void check_sums(const Tensor& t, int ranks) {
 
 // Microseconds of each iteration on the slowest rank.
 std::vector<double> measure(parallel::ProcessGroup& group, std::int64_t bytes, const Settings& settings) {
-  Tensor t = group.allocate({bytes / 4}, float32);
+  Tensor t = settings.plain ? zeros({bytes / 4}) : group.allocate({bytes / 4}, float32);
   write_data(t, group.rank());
   group.all_reduce(t).wait();
   check_sums(t, group.size());
@@ -87,6 +87,7 @@ void measure_backend(const std::string& backend, const Settings& settings, nlohm
                        {"ranks", group->size()},
                        {"bytes", bytes},
                        {"fresh", settings.fresh},
+                       {"allocated", !settings.plain},
                        {"iterations", times.size()},
                        {"median_us", median},
                        {"p10_us", p10},
@@ -140,6 +141,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--fresh,!--hot", settings.fresh,
                "each rank writes its data anew before each call (default), or leaves the last result there");
+  app.add_flag("--plain", settings.plain, "tensors in ordinary memory, which the ranks do not share");
   app.add_option("--iterations", settings.iterations, "calls that are timed (default: by size, 20 to 2000)")
       ->check(CLI::PositiveNumber);
   app.add_option("--json", json_file, "write the records to this file");

@@ -13,7 +13,7 @@ namespace tandem::parallel {
 namespace {
 
 constexpr double kAwakeSeconds = 80e-6;     // before a rank that waits sleeps: waking it takes as long
-constexpr int kSpins = 32;                  // before it lets others have the core in between
+constexpr int kSpins = 256;                 // before it lets others have its core in between, some 20 us
 constexpr double kCheckSeconds = 50e-3;     // between looks at the peers
 constexpr double kSiblingSeconds = 200e-6;  // between looks at other groups, whose bells do not wake a sleeper
 constexpr double kLauncherSeconds = 0.3;    // a launcher needs to notice how a rank ended

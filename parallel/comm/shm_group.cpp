@@ -106,20 +106,26 @@ Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
   return make_view(std::move(storage), 0, shape, contiguous_strides(shape), dtype);
 }
 
-std::vector<int>::const_iterator find_own(const GroupSetup& setup) {
-  return std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank);
+bool is_member(const GroupSetup& setup) {
+  return std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) != setup.ranks.end();
+}
+
+// Ranks may wait for a work of an older group before they come.
+void work_for_older_groups() {
+  const auto& engines = RankEngines::of_this_thread();
+  const std::lock_guard lock(engines->mutex);
+  engines->progress();
 }
 
 }  // namespace
 
 std::shared_ptr<ProcessGroup> make_shm_group(const GroupSetup& setup) {
-  const bool member = find_own(setup) != setup.ranks.end();
-  return std::make_shared<ShmGroup>(setup, member ? std::make_shared<ProcessMemory>(setup) : nullptr);
+  return std::make_shared<ShmGroup>(
+      setup, is_member(setup) ? std::make_shared<ProcessMemory>(setup, work_for_older_groups) : nullptr);
 }
 
 std::shared_ptr<ProcessGroup> make_thread_group(const GroupSetup& setup) {
-  const bool member = find_own(setup) != setup.ranks.end();
-  return std::make_shared<ThreadGroup>(setup, member ? std::make_shared<ThreadMemory>(setup) : nullptr);
+  return std::make_shared<ThreadGroup>(setup, is_member(setup) ? std::make_shared<ThreadMemory>(setup) : nullptr);
 }
 
 }  // namespace tandem::parallel

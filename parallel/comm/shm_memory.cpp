@@ -30,7 +30,8 @@ std::size_t own_index(const GroupSetup& setup) {
 }
 
 // The value of a key that `member` sets, unless that rank ends before.
-std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member) {
+std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member,
+                     FunctionRef<void()> meanwhile) {
   const std::string ended = fmt::format("ended/{}", setup.ranks[member]);
   const auto start = Clock::now();
   const std::string who = fmt::format("rank {} of {}: ", own_index(setup), setup.ranks.size());
@@ -44,6 +45,7 @@ std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_
                       fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, in the "
                                   "same order",
                                   who, setup.timeout_seconds, member));
+    meanwhile();
     std::this_thread::sleep_for(pause);
   }
 }
@@ -139,7 +141,8 @@ std::shared_ptr<FileDescriptor> watch(pid_t process) {
 
 }  // namespace
 
-ProcessMemory::ProcessMemory(const GroupSetup& setup) : setup_(setup), rank_(own_index(setup)) {
+ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwhile)
+    : setup_(setup), rank_(own_index(setup)) {
   const std::size_t members = setup.ranks.size(), bytes = whole_pages(board_bytes(members)) + members * kRoomBytes;
   Record mine;
   mine.process = getpid();
@@ -156,7 +159,8 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup) : setup_(setup), rank_(own
   }
   setup.store->set(key_of(setup, rank_), to_text(mine));
   std::vector<Record> records;
-  for (std::size_t i = 0; i < members; ++i) records.push_back(from_text(wait_for(setup, key_of(setup, i), i)));
+  for (std::size_t i = 0; i < members; ++i)
+    records.push_back(from_text(wait_for(setup, key_of(setup, i), i, meanwhile)));
   check_one_host(records);
   const Record& first = records.front();
   check(first.error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", bytes, members,
@@ -205,10 +209,16 @@ char* ProcessMemory::piece(int member, std::size_t which) const {
 
 bool ProcessMemory::ended(int member) const {
   const auto m = static_cast<std::size_t>(member);
-  // Where the system has no pidfd, the launcher knows.
-  if (processes_[m]->get() < 0) return setup_.store->check(fmt::format("ended/{}", setup_.ranks[m]));
-  pollfd end{processes_[m]->get(), POLLIN, 0};
-  return poll(&end, 1, 0) > 0;
+  if (const int process = processes_[m]->get(); process >= 0) {
+    pollfd end{process, POLLIN, 0};
+    return poll(&end, 1, 0) > 0;
+  }
+  // The system has no pidfd, or the process had ended already: the launcher knows.
+  try {
+    return setup_.store->check(fmt::format("ended/{}", setup_.ranks[m]));
+  } catch (const Error&) {  // the store has gone
+    return false;
+  }
 }
 
 void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {

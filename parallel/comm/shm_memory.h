@@ -8,6 +8,7 @@
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/shm_board.h>
 #include <tandem/parallel/comm/shm_segment.h>
+#include <tandem/tensor/callable.h>
 
 namespace tandem::parallel {
 
@@ -53,8 +54,9 @@ class ThreadMemory final : public SharedMemory {
 class ProcessMemory final : public SharedMemory {
  public:
   static constexpr std::size_t kPieceBytes = 256 << 10;
-  /// Every member makes it; throws Error on each when they do not share a host or memory is short.
-  explicit ProcessMemory(const GroupSetup& setup);
+  /// Every member makes it, and calls `meanwhile` while it waits for the others. Throws Error on each when they do not
+  /// share a host or memory is short.
+  ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwhile);
   Location place_of(const void* data, std::size_t bytes) const override;
   char* address(int member, Location place) const override;
   char* piece(int member, std::size_t which) const override;

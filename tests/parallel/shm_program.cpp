@@ -99,6 +99,17 @@ void many(int rank, int) {
   }
 }
 
+// A rank that makes a group still does its share of what others wait for before they come.
+void late_group(int rank, int) {
+  const auto all = join(10);
+  Tensor t = full({100'000}, rank + 1.0);
+  const parallel::Work work = all->all_reduce(t);
+  if (rank != 0) work.wait();
+  const auto group = parallel::new_group({0, 1, 2});
+  work.wait();
+  require(test::same_bits(t, full({100'000}, 6.0)), "sum before a new group");
+}
+
 // The end of a rank is told to the others by a file, since the exit code is that of the rank that was lost.
 std::string proof(pid_t launcher, int rank) { return fmt::format("/tmp/tandem_shm_{}_{}", launcher, rank); }
 bool proved(int rank) { return std::filesystem::remove(proof(getpid(), rank)); }
@@ -163,6 +174,7 @@ int main() {
     if (const int code = parallel::spawn(collectives, {.nprocs = n}); code != 0) return code;
   if (const int code = parallel::spawn(memory, {.nprocs = 3}); code != 0) return code;
   if (const int code = parallel::spawn(many, {.nprocs = 3}); code != 0) return code;
+  if (const int code = parallel::spawn(late_group, {.nprocs = 3}); code != 0) return code;
   const bool parent = std::getenv("RANK") == nullptr;  // in the others, earlier calls of spawn return at once
   const auto before = std::distance(std::filesystem::directory_iterator("/dev/shm"), {});
   const int killed_code = parallel::spawn(killed, {.nprocs = 3});
