@@ -52,6 +52,16 @@ std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_
 
 }  // namespace
 
+SharedMemory::SharedMemory(const GroupSetup& setup) : setup_(setup), rank_(own_index(setup)) {}
+
+bool SharedMemory::said_to_have_ended(int member) const {
+  try {
+    return setup_.store->check(fmt::format("ended/{}", setup_.ranks[static_cast<std::size_t>(member)]));
+  } catch (const Error&) {  // the store has gone
+    return false;
+  }
+}
+
 void SharedMemory::make_board(void* at, std::size_t members) {
   Board* board = new (at) Board();
   for (std::size_t i = 0; i < members; ++i) new (reinterpret_cast<Member*>(board + 1) + i) Member();
@@ -71,7 +81,7 @@ struct ThreadMemory::Block {
   void* board;
 };
 
-ThreadMemory::ThreadMemory(const GroupSetup& setup) {
+ThreadMemory::ThreadMemory(const GroupSetup& setup) : SharedMemory(setup) {
   // The first thread that comes makes the block, the last one that leaves frees it. A name is used once in a job.
   static std::mutex mutex;
   static std::map<std::pair<const Store*, std::string>, std::weak_ptr<Block>> blocks;
@@ -88,7 +98,7 @@ Location ThreadMemory::place_of(const void* data, std::size_t) const {
 }
 char* ThreadMemory::address(int, Location place) const { return reinterpret_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
-bool ThreadMemory::ended(int) const { return false; }  // the thread itself says so
+bool ThreadMemory::ended(int member) const { return said_to_have_ended(member); }
 void ThreadMemory::all_came() {}
 
 // --- Processes ---
@@ -141,8 +151,7 @@ std::shared_ptr<FileDescriptor> watch(pid_t process) {
 
 }  // namespace
 
-ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwhile)
-    : setup_(setup), rank_(own_index(setup)) {
+ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwhile) : SharedMemory(setup) {
   const std::size_t members = setup.ranks.size(), bytes = whole_pages(board_bytes(members)) + members * kRoomBytes;
   Record mine;
   mine.process = getpid();
@@ -193,8 +202,7 @@ Location ProcessMemory::place_of(const void* data, std::size_t bytes) const {
 }
 
 char* ProcessMemory::room(int member) const {
-  return segment_.data() + whole_pages(board_bytes(setup_.ranks.size())) +
-         static_cast<std::size_t>(member) * kRoomBytes;
+  return segment_.data() + whole_pages(board_bytes(members())) + static_cast<std::size_t>(member) * kRoomBytes;
 }
 
 char* ProcessMemory::address(int member, Location place) const {
@@ -213,12 +221,7 @@ bool ProcessMemory::ended(int member) const {
     pollfd end{process, POLLIN, 0};
     return poll(&end, 1, 0) > 0;
   }
-  // The system has no pidfd, or the process had ended already: the launcher knows.
-  try {
-    return setup_.store->check(fmt::format("ended/{}", setup_.ranks[m]));
-  } catch (const Error&) {  // the store has gone
-    return false;
-  }
+  return said_to_have_ended(member);  // the system has no pidfd, or the process had ended already
 }
 
 void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {

@@ -30,8 +30,14 @@ class SharedMemory {
   virtual void all_came() = 0;
 
  protected:
+  explicit SharedMemory(const GroupSetup& setup);
+  std::size_t members() const { return setup_.ranks.size(); }
+  // Whether a launcher, or spawn_threads, has said that a rank has ended.
+  bool said_to_have_ended(int member) const;
   static std::size_t board_bytes(std::size_t members) { return sizeof(Board) + members * sizeof(Member); }
   static void make_board(void* at, std::size_t members);
+  GroupSetup setup_;
+  std::size_t rank_ = 0;  // of this rank in the group
   Board* board_ = nullptr;
 };
 
@@ -72,8 +78,6 @@ class ProcessMemory final : public SharedMemory {
   };
   char* room(int member) const;
 
-  GroupSetup setup_;
-  std::size_t rank_ = 0;
   FileDescriptor file_;
   Mapping segment_;
   std::vector<std::shared_ptr<FileDescriptor>> processes_;  // of the members, as pidfd

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -64,7 +65,15 @@ void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions opt
     t_thread_rank = nullptr;
   };
   std::vector<std::thread> threads;
-  for (int r = 0; r < options.nthreads; ++r) threads.emplace_back(run, r);
+  try {
+    for (int r = 0; r < options.nthreads; ++r) threads.emplace_back(run, r);
+  } catch (const std::system_error& e) {
+    for (int r = static_cast<int>(threads.size()); r < options.nthreads; ++r)
+      store->set(fmt::format("ended/{}", r), "could not be started");
+    const std::lock_guard lock(mutex);
+    first = std::make_exception_ptr(
+        Error(fmt::format("[spawn_threads] thread {} cannot be started: {}", threads.size(), e.what())));
+  }
   for (std::thread& t : threads) t.join();
   if (first) std::rethrow_exception(first);
 }

@@ -254,6 +254,10 @@ void order_cases(parallel::ProcessGroup& group) {
     group.fail(std::string(5000, 'x')).wait();
   else
     require_error("xxx", [&] { group.barrier().wait(); });
+  if (odd || me == 0)
+    group.fail("too").wait();
+  else
+    require_error("rank 0 cannot take part in barrier", [&] { group.barrier().wait(); });
   Tensor again = full({2}, me + 1.0);
   group.all_reduce(again).wait();
   require(same_bits(again, full({2}, total)), "the group works on after errors");

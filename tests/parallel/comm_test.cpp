@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/combine.h>
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
@@ -36,6 +37,26 @@ TEST_CASE("collectives equal a plain computation on 1 to 4 ranks, bit by bit") {
     CAPTURE(n);
     CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) { test::collective_cases(g, 5000); }));
   }
+}
+
+TEST_CASE("combining many ranks' values follows the tree, also where the result replaces one of them") {
+  for (const int ranks : {1, 5, 8, 11})
+    for (const parallel::ReduceOp op : {parallel::ReduceOp::sum, parallel::ReduceOp::avg, parallel::ReduceOp::max})
+      for (const DType dtype : {float32, bfloat16, float16, float64})
+        for (int replaced = -1; replaced < ranks; replaced += 3) {
+          std::vector<Tensor> tensors;
+          for (int r = 0; r < ranks; ++r) tensors.push_back(test::values_of(r, 2500, dtype));
+          const Tensor expected = test::combined(tensors, op);
+          Tensor other = empty({2500}, {.dtype = dtype});
+          std::vector<const void*> parts;
+          for (const Tensor& t : tensors) parts.push_back(t.raw().data);
+          std::vector<void*> outputs{other.raw_for_write().data};
+          if (replaced >= 0)
+            outputs.insert(outputs.begin(), tensors[static_cast<std::size_t>(replaced)].raw_for_write().data);
+          parallel::combine(dtype, op, parts, outputs, 2500);
+          CHECK(same_bits(other, expected));
+          if (replaced >= 0) CHECK(same_bits(tensors[static_cast<std::size_t>(replaced)], expected));
+        }
 }
 
 TEST_CASE("order of works, errors and disagreements") {
