@@ -11,10 +11,10 @@ namespace tandem::parallel {
 
 /// What a backend needs to make a group. All ranks of the job make it, in the same order, members or not.
 struct GroupSetup {
-  std::shared_ptr<Store> store;  // of the job; a launcher writes how rank r ended to the key "ended/r"
-  std::string name;              // of the group, the same on all ranks and unique in the job: prefix of its keys
-  std::vector<int> ranks;        // of the members in the job, increasing
-  int world_rank = 0;            // of this process in the job
+  std::shared_ptr<Store> store = {};  // of the job; a launcher writes how rank r ended to the key "ended/r"
+  std::string name = {};              // of the group, the same on all ranks and unique in the job: prefix of its keys
+  std::vector<int> ranks = {};        // of the members in the job, increasing
+  int world_rank = 0;                 // of this process in the job
   double timeout_seconds = 30;
 };
 
@@ -28,7 +28,7 @@ std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup);
 /// What spawn_threads tells the thread of a rank: its place, and the job's store.
 struct ThreadRank {
   int rank = 0, world_size = 1;
-  std::shared_ptr<Store> store;
+  std::shared_ptr<Store> store = {};
 };
 /// The calling thread's; null in a thread that is no rank of its own.
 inline thread_local constinit const ThreadRank* t_thread_rank = nullptr;

@@ -12,11 +12,13 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr double kAwakeSeconds = 80e-6;     // before a rank that waits sleeps: waking it takes as long
-constexpr int kSpins = 256;                 // before it lets others have its core in between, some 20 us
-constexpr double kCheckSeconds = 50e-3;     // between looks at the peers
-constexpr double kSiblingSeconds = 200e-6;  // between looks at other groups, whose bells do not wake a sleeper
-constexpr double kLauncherSeconds = 0.3;    // a launcher needs to notice how a rank ended
+constexpr double kAwakeSeconds = 80e-6;  // before a rank that waits sleeps: waking it takes as long
+constexpr int kSpins = 256;              // before it lets others have its core in between, some 20 us
+constexpr double kCheckSeconds = 50e-3;  // between looks at the peers
+// A sleeper is not woken by the bells of other groups. While it has works there, it sleeps for this long and then
+// longer.
+constexpr double kShortSleep = 200e-6, kLongSleep = 10e-3;
+constexpr double kLauncherSeconds = 0.3;  // a launcher needs to notice how a rank ended
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -189,7 +191,7 @@ bool Engine::poll(Task& task) {
 }
 
 void Engine::wait(Task& task) {
-  for (;;) {
+  for (double sleep = kShortSleep;; sleep = std::min(2 * sleep, kLongSleep)) {
     const double start = now();
     for (int i = 0;; ++i) {
       {
@@ -204,7 +206,7 @@ void Engine::wait(Task& task) {
         sched_yield();  // whom this rank waits for may need this core
     }
     bool done = false;
-    memory_->bell().sleep(others_pending() ? kSiblingSeconds : kCheckSeconds, [&] {
+    memory_->bell().sleep(others_pending() ? sleep : kCheckSeconds, [&] {
       const std::lock_guard lock(mutex());
       done = poll(task);
       return done;

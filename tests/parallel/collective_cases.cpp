@@ -105,6 +105,8 @@ void moves(parallel::ProcessGroup& group, DType dtype, std::int64_t count, int s
 void combinations(parallel::ProcessGroup& group, DType dtype, std::int64_t count, int salt) {
   const int n = group.size(), me = group.rank();
   const std::vector<Tensor> all = inputs_of(n, count, dtype, salt), wide = inputs_of(n, count * n, dtype, salt + 1);
+  Tensor shared = group.allocate({count + 3}, dtype).narrow(0, count > 0 ? 3 : 0, count);
+  const void* const address = shared.raw().data;
   std::vector<Tensor> own_parts;
   for (const Tensor& w : wide) own_parts.push_back(w.narrow(0, me * count, count));
   for (const ReduceOp op : operations_for(dtype)) {
@@ -112,8 +114,6 @@ void combinations(parallel::ProcessGroup& group, DType dtype, std::int64_t count
     Tensor t = all[static_cast<std::size_t>(me)].clone();
     group.all_reduce(t, op).wait();
     require(same_bits(t, expected), "all_reduce");
-    Tensor shared = group.allocate({count + 3}, dtype).narrow(0, count > 0 ? 3 : 0, count);
-    const void* const address = shared.raw().data;
     shared.copy_(all[static_cast<std::size_t>(me)]);
     group.all_reduce(shared, op).wait();
     require(same_bits(shared, expected) && shared.raw().data == address, "all_reduce in allocated memory");

@@ -39,6 +39,20 @@ TEST_CASE("collectives equal a plain computation on 1 to 4 ranks, bit by bit") {
   }
 }
 
+TEST_CASE("memory that processes share, used by threads") {
+  for (const int n : {1, 3}) {
+    CAPTURE(n);
+    auto run = [](int rank, int ranks) {
+      parallel::GroupSetup setup{.store = parallel::t_thread_rank->store, .name = "g", .world_rank = rank};
+      for (int r = 0; r < ranks; ++r) setup.ranks.push_back(r);
+      const auto group = parallel::make_shm_group(setup);
+      test::collective_cases(*group, 70'001);
+      test::order_cases(*group);
+    };
+    CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = n}));
+  }
+}
+
 TEST_CASE("combining many ranks' values follows the tree, also where the result replaces one of them") {
   for (const int ranks : {1, 5, 8, 11})
     for (const parallel::ReduceOp op : {parallel::ReduceOp::sum, parallel::ReduceOp::avg, parallel::ReduceOp::max})
