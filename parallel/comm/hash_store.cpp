@@ -1,7 +1,10 @@
 #include <tandem/parallel/comm/hash_store.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/store_limits.h>
@@ -13,71 +16,83 @@ constexpr std::string_view kEnded = "ended/";
 
 }  // namespace
 
+struct HashStore::State {
+  double timeout_seconds;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::string, std::less<>> values;
+};
+
+HashStore::HashStore(double timeout_seconds) : state_(std::make_unique<State>()) {
+  state_->timeout_seconds = timeout_seconds;
+}
+HashStore::~HashStore() = default;
+
 void HashStore::set(std::string_view key, std::string_view value) {
   check_sizes(key, value);
-  const std::lock_guard lock(mutex_);
-  values_[std::string(key)] = value;
-  changed_.notify_all();
+  const std::lock_guard lock(state_->mutex);
+  state_->values[std::string(key)] = value;
+  state_->changed.notify_all();
 }
 
 std::string HashStore::get(std::string_view key) {
-  std::unique_lock lock(mutex_);
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_seconds_);
-  auto ended = values_.end();
+  std::unique_lock lock(state_->mutex);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(state_->timeout_seconds);
+  auto ended = state_->values.end();
   const auto decided = [&] {
-    ended = values_.lower_bound(kEnded);
-    if (ended != values_.end() && !ended->first.starts_with(kEnded)) ended = values_.end();
-    return values_.find(key) != values_.end() || ended != values_.end();
+    ended = state_->values.lower_bound(kEnded);
+    if (ended != state_->values.end() && !ended->first.starts_with(kEnded)) ended = state_->values.end();
+    return state_->values.find(key) != state_->values.end() || ended != state_->values.end();
   };
-  const bool in_time =
-      changed_.wait_until(lock, std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit), decided);
-  if (const auto found = values_.find(key); found != values_.end()) return found->second;
+  const bool in_time = state_->changed.wait_until(
+      lock, std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit), decided);
+  if (const auto found = state_->values.find(key); found != state_->values.end()) return found->second;
   if (!in_time)
-    throw CommError(-1, fmt::format("waited {} s for the key '{}' in the store; no rank has set it", timeout_seconds_,
-                                    printable(key)));
+    throw CommError(-1, fmt::format("waited {} s for the key '{}' in the store; no rank has set it",
+                                    state_->timeout_seconds, printable(key)));
   const std::string who = ended->first.substr(kEnded.size());
   throw CommError(std::atoi(who.c_str()), fmt::format("rank {} {} while this rank waited for the key '{}' in the store",
                                                       who, ended->second, printable(key)));
 }
 
 bool HashStore::check(std::string_view key) {
-  const std::lock_guard lock(mutex_);
-  return values_.find(key) != values_.end();
+  const std::lock_guard lock(state_->mutex);
+  return state_->values.find(key) != state_->values.end();
 }
 
 std::int64_t HashStore::add(std::string_view key, std::int64_t amount) {
   check_sizes(key, {});
-  const std::lock_guard lock(mutex_);
-  const auto found = values_.find(key);
-  const std::int64_t sum = add_to(key, found == values_.end() ? std::string_view() : found->second, amount);
-  values_[std::string(key)] = std::to_string(sum);
-  changed_.notify_all();
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->values.find(key);
+  const std::int64_t sum = add_to(key, found == state_->values.end() ? std::string_view() : found->second, amount);
+  state_->values[std::string(key)] = std::to_string(sum);
+  state_->changed.notify_all();
   return sum;
 }
 
 std::string HashStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
   check_sizes(key, desired);
-  const std::lock_guard lock(mutex_);
-  const auto found = values_.find(key);
-  if (found == values_.end() && !expected.empty()) return {};
-  std::string& value = values_[std::string(key)];
-  if (found != values_.end() && value != expected) return value;
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->values.find(key);
+  if (found == state_->values.end() && !expected.empty()) return {};
+  std::string& value = state_->values[std::string(key)];
+  if (found != state_->values.end() && value != expected) return value;
   value = desired;
-  changed_.notify_all();
+  state_->changed.notify_all();
   return value;
 }
 
 bool HashStore::remove(std::string_view key) {
-  const std::lock_guard lock(mutex_);
-  const auto found = values_.find(key);
-  if (found == values_.end()) return false;
-  values_.erase(found);
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->values.find(key);
+  if (found == state_->values.end()) return false;
+  state_->values.erase(found);
   return true;
 }
 
 std::int64_t HashStore::num_keys() {
-  const std::lock_guard lock(mutex_);
-  return static_cast<std::int64_t>(values_.size());
+  const std::lock_guard lock(state_->mutex);
+  return static_cast<std::int64_t>(state_->values.size());
 }
 
 }  // namespace tandem::parallel

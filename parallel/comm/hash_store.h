@@ -1,8 +1,6 @@
 // HashStore: the store of ranks that are threads of one process.
 #pragma once
-#include <condition_variable>
-#include <map>
-#include <mutex>
+#include <memory>
 
 #include <tandem/parallel/comm/store.h>
 
@@ -13,7 +11,10 @@ namespace tandem::parallel {
 class HashStore final : public Store {
  public:
   /// `timeout_seconds` is for each key that get waits for.
-  explicit HashStore(double timeout_seconds = 30) : timeout_seconds_(timeout_seconds) {}
+  explicit HashStore(double timeout_seconds = 30);
+  ~HashStore() override;
+  HashStore(const HashStore&) = delete;
+  HashStore& operator=(const HashStore&) = delete;
   void set(std::string_view key, std::string_view value) override;
   std::string get(std::string_view key) override;
   bool check(std::string_view key) override;
@@ -23,10 +24,8 @@ class HashStore final : public Store {
   std::int64_t num_keys() override;
 
  private:
-  double timeout_seconds_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string, std::less<>> values_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace tandem::parallel

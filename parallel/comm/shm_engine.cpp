@@ -105,7 +105,7 @@ bool Engine::post() {
     const void* data = task.collective_.input.raw().data;
     const std::size_t bytes = input_bytes(task.call_, size());
     mine.input = memory_->place_of(data, bytes);
-    if (mine.input.area == Location::kNowhere && bytes <= kSmallBytes) {
+    if (mine.input.area == Location::kNowhere && bytes <= kSmallBytes && size() > 1) {
       mine.input = {.area = Location::kWithPost, .offset = static_cast<std::int64_t>(slot * kSmallBytes)};
       if (bytes > 0) std::memcpy(memory_->address(rank_, mine.input), data, bytes);
     }

@@ -49,7 +49,8 @@ Transfer::Transfer(const SharedMemory& memory, const Collective& collective, con
   with_post_ = mine.input.area == Location::kWithPost;
   if (collective.input.defined()) input_ = static_cast<const char*>(collective.input.raw().data);
   if (collective.output.defined()) output_ = static_cast<char*>(collective.output.raw().data);
-  for (int r = 0; r < size_; ++r) {
+  if (size_ == 1) inputs_.push_back(const_cast<char*>(input_));  // nobody else needs to reach it
+  for (int r = 0; r < size_ && size_ > 1; ++r) {
     const Post& post = *posts[static_cast<std::size_t>(r)];
     if (gives_input(post.call, r) && post.input.area == Location::kNowhere) {
       inputs_.clear();
