@@ -27,48 +27,43 @@ std::unique_ptr<Job>& job() {
 }
 
 #ifdef TANDEM_GLOO
-constexpr const char* kBackends = "\"shm\" or \"gloo\"";
+constexpr const char* kBuiltIn = "use \"shm\" or \"gloo\"";
 #else
-constexpr const char* kBackends = "\"shm\" (\"gloo\" needs libgloo-dev and a new build)";
+constexpr const char* kBuiltIn = "use \"shm\"; for \"gloo\" install libgloo-dev and build again";
 #endif
 
-void check_backend(const std::string& backend) {
-  check(t_thread_rank == nullptr || backend.empty() || backend == "thread", "init_process_group",
-        "backend '{}' is not for ranks that are threads; use \"thread\"", backend);
-  check(t_thread_rank != nullptr || backend != "thread", "init_process_group",
-        "backend \"thread\" is for ranks that spawn_threads has started");
-  bool known = backend.empty() || backend == "shm" || backend == "thread";
+// The function that makes the groups of a backend.
+auto maker_of(const std::string& backend) {
+  const bool in_thread = t_thread_rank != nullptr;
+  check(backend != "thread" || in_thread, "init_process_group",
+        "backend 'thread' is for ranks that spawn_threads starts");
+  check(backend == "thread" || !in_thread, "init_process_group",
+        "backend '{}' is for ranks that are processes; use \"thread\" within spawn_threads", backend);
+  if (backend == "thread") return &make_thread_group;
+  if (backend == "shm") return &make_shm_group;
 #ifdef TANDEM_GLOO
-  known |= backend == "gloo";
+  if (backend == "gloo") return &make_gloo_group;
 #endif
-  check(known, "init_process_group", "backend '{}' is not built in; use {}", backend, kBackends);
+  fail("init_process_group", "backend '{}' is not built in; {}", backend, kBuiltIn);
 }
 
-// Threads of one process need not look for each other.
-void join_threads(Job& j, const ThreadRank& thread) {
-  j.place = {.rank = thread.rank, .world_size = thread.world_size, .store = thread.store};
-  const std::int64_t time = thread.store->add(fmt::format("joins/{}", thread.rank), 1);
-  j.agreement = {.prefix = fmt::format("{}/", time), .one_host = true};
-  j.backend = "thread";
+std::string best_backend(const Agreement& agreement) {
+  if (t_thread_rank != nullptr) return "thread";
+  return agreement.one_host ? "shm" : "gloo";
 }
 
 std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) {
-  const GroupSetup setup{.store = j.place.store,
-                         .name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++),
-                         .ranks = ranks,
-                         .world_rank = j.place.rank,
-                         .timeout_seconds = j.timeout_seconds};
-  if (j.backend == "thread") return make_thread_group(setup);
-#ifdef TANDEM_GLOO
-  if (j.backend == "gloo") return make_gloo_group(setup);
-#endif
-  return make_shm_group(setup);
+  return maker_of(j.backend)({.store = j.place.store,
+                              .name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++),
+                              .ranks = ranks,
+                              .world_rank = j.place.rank,
+                              .timeout_seconds = j.timeout_seconds});
 }
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
 void check_alone() {
-  check(is_initialized() || std::getenv("RANK") == nullptr, "process_group",
-        "this process is a rank of a job that it has not joined; call init_process_group first");
+  check(is_initialized() || (std::getenv("RANK") == nullptr && t_thread_rank == nullptr), "process_group",
+        "this process or thread is a rank of a job that it has not joined; call init_process_group first");
 }
 
 ProcessGroup& group_of(const CollectiveOptions& options) { return options.group ? *options.group : *default_group(); }
@@ -82,20 +77,15 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 void init_process_group(const InitOptions& options) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
-  check_backend(options.backend);
+  if (!options.backend.empty()) (void)maker_of(options.backend);
   auto next = std::make_unique<Job>();
   next->timeout_seconds = options.timeout_seconds;
-  if (t_thread_rank != nullptr) {
-    join_threads(*next, *t_thread_rank);
-  } else {
-    next->place = find_place(options);
-    next->agreement = agree(next->place, options);
-    next->backend = !options.backend.empty() ? options.backend : next->agreement.one_host ? "shm" : "gloo";
-    check_backend(next->backend);
-  }
+  next->place = find_place(options);
+  next->agreement = agree(next->place, options);
+  next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
   std::vector<int> ranks;
   for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
-  next->all = make_group(*next, ranks);
+  next->all = make_group(*next, ranks);  // which waits for all ranks
   job() = std::move(next);
 }
 

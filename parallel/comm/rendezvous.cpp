@@ -3,13 +3,16 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/file_store.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_server.h>
@@ -17,6 +20,8 @@
 
 namespace tandem::parallel {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr const char* kOp = "init_process_group";
 
@@ -75,24 +80,32 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// The value of a rank's key; one that does not come becomes an error that names all such ranks.
-std::string value_of(const Place& place, const std::string& prefix, int rank, double timeout_seconds) {
+// The value of a rank's key. Stores made here wait as long as the options say; one that was given has its own idea.
+std::string value_of(const Place& place, const std::string& prefix, int rank, const InitOptions& options) {
+  Store& store = *place.store;
   const auto key = [&](int r) { return fmt::format("{}rank/{}", prefix, r); };
-  try {
-    return place.store->get(key(rank));
-  } catch (const CommError& e) {
-    if (e.rank() >= 0) throw;
-    std::vector<int> missing;
-    for (int r = rank; r < place.world_size; ++r)
-      if (!place.store->check(key(r))) missing.push_back(r);
-    if (missing.empty()) return place.store->get(key(rank));
-    throw CommError(
-        missing.front(),
-        fmt::format("{}waited {} s in init_process_group for rank {}, which did not come; see that {} "
-                    "processes were started, all with the same address; a longer wait is set by "
-                    "InitOptions::timeout_seconds",
-                    who(place.rank, place.world_size), timeout_seconds, fmt::join(missing, " and "), place.world_size));
+  if (options.store != nullptr) {
+    const auto end = Clock::now() + std::chrono::duration<double>(options.timeout_seconds);
+    while (!store.check(key(rank)) && !store.check(fmt::format("ended/{}", rank)) && Clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (store.check(key(rank)) || store.check(fmt::format("ended/{}", rank))) return store.get(key(rank));
+  } else {
+    try {
+      return store.get(key(rank));
+    } catch (const CommError& e) {
+      if (e.rank() >= 0) throw;
+    }
   }
+  std::vector<int> missing;
+  for (int r = rank; r < place.world_size; ++r)
+    if (!store.check(key(r))) missing.push_back(r);
+  if (missing.empty()) return store.get(key(rank));
+  throw CommError(
+      missing.front(),
+      fmt::format("{}waited {} s in init_process_group for rank {}, which did not come; see that {} processes were "
+                  "started, all with the same address; a longer wait is set by InitOptions::timeout_seconds",
+                  who(place.rank, place.world_size), options.timeout_seconds, fmt::join(missing, " and "),
+                  place.world_size));
 }
 
 }  // namespace
@@ -120,6 +133,8 @@ Place find_place(const InitOptions& options) {
   check(options.store == nullptr || method == "env://", kOp,
         "both a store and init_method '{}' are given; leave one out", method);
   check(options.timeout_seconds > 0, kOp, "timeout_seconds is {}; it must be positive", options.timeout_seconds);
+  if (t_thread_rank != nullptr)
+    return {.rank = t_thread_rank->rank, .world_size = t_thread_rank->world_size, .store = t_thread_rank->store};
   Place place;
   place.rank = options.rank >= 0 ? options.rank : required(number_from_environment("RANK"), "RANK");
   place.world_size =
@@ -161,11 +176,12 @@ Agreement agree(const Place& place, const InitOptions& options) {
   Store& store = *place.store;
   const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
   Agreement result{.prefix = fmt::format("{}/", time), .one_host = true};
+  if (t_thread_rank != nullptr) return result;  // spawn_threads has started all; there is nothing to compare
   const std::string host = host_id();
   const std::string terms = fmt::format("{} ranks and backend '{}'", place.world_size, options.backend);
   store.set(fmt::format("{}rank/{}", result.prefix, place.rank), terms + "\n" + host);
   for (int r = 0; r < place.world_size; ++r) {
-    const std::string value = value_of(place, result.prefix, r, options.timeout_seconds);
+    const std::string value = value_of(place, result.prefix, r, options);
     const std::size_t line = value.find('\n');
     const std::string theirs = value.substr(0, line);
     if (theirs != terms)

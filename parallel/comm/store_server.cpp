@@ -215,7 +215,7 @@ void Hub::connection_ended(int rank) {
   if (!launched_) return report_end(rank, "has ended");
   auto timer = std::make_shared<asio::steady_timer>(io_, kLauncherTime);
   timer->async_wait([this, rank, timer](const asio::error_code&) {
-    if (values_.count(ended_key(rank)) == 0) report_end(rank, "has ended");
+    if (values_.count(ended_key(rank)) == 0 && present_.count(rank) == 0) report_end(rank, "has ended");
   });
 }
 

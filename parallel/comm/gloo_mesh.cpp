@@ -1,0 +1,246 @@
+#include <tandem/parallel/comm/gloo_mesh.h>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <tandem/parallel/comm/store_limits.h>
+
+namespace tandem::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using gloo::transport::UnboundBuffer;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr auto kTick = Milliseconds(100);
+
+Milliseconds in_milliseconds(double seconds) {
+  return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
+}
+
+// Our store as Gloo sees it. Gloo's keys are the members' ranks.
+class StoreAdapter final : public gloo::rendezvous::Store {
+ public:
+  StoreAdapter(const GroupSetup& setup, int rank) : setup_(setup), rank_(rank) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    setup_.store->set(full(key), {data.data(), data.size()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    try {
+      const std::string value = setup_.store->get(full(key));
+      return {value.begin(), value.end()};
+    } catch (const CommError& e) {
+      if (e.rank() >= 0 || !setup_.store->check("joins/0")) throw;
+      int missing = -1;
+      std::from_chars(key.data(), key.data() + key.size(), missing);
+      throw CommError(missing,
+                      fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
+                                  "new_group, in the same order",
+                                  who(rank_, static_cast<int>(setup_.ranks.size())), setup_.timeout_seconds, key));
+    }
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const Milliseconds&) override { wait(keys); }
+
+ private:
+  std::string full(const std::string& key) const { return setup_.name + "/gloo/" + key; }
+  const GroupSetup& setup_;
+  int rank_;
+};
+
+const char* variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? nullptr : text;
+}
+
+// This host's address on the way to `host`; empty when there is no way.
+std::string local_address_towards(const char* host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host, "1", &hints, &found) != 0) return {};
+  std::string result;
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage local{};
+  socklen_t size = sizeof local;
+  auto* address = reinterpret_cast<sockaddr*>(&local);
+  char text[NI_MAXHOST] = {};
+  // Connecting a datagram socket sends nothing; it only chooses the way.
+  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 && getsockname(fd, address, &size) == 0 &&
+      getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+    result = text;
+  if (fd >= 0) ::close(fd);
+  freeaddrinfo(found);
+  return result;
+}
+
+gloo::transport::tcp::attr device_address() {
+  gloo::transport::tcp::attr a;
+  const char* interface = variable("TANDEM_INTERFACE");
+  if (interface == nullptr) interface = variable("GLOO_SOCKET_IFNAME");
+  if (interface != nullptr) {
+    a.iface = interface;
+    return a;
+  }
+  const char* master = variable("MASTER_ADDR");
+  if (master != nullptr) a.hostname = local_address_towards(master);
+  if (a.hostname.empty()) a.hostname = "127.0.0.1";
+  return a;
+}
+
+struct Pending {
+  int peer = 0;
+  bool sends = false, done = false;
+  std::unique_ptr<UnboundBuffer> buffer = {};
+
+  void interrupt() const { sends ? buffer->abortWaitSend() : buffer->abortWaitRecv(); }
+  // False when interrupted. Gloo ends all connections when the time is over.
+  bool wait(Milliseconds time) const { return sends ? buffer->waitSend(time) : buffer->waitRecv(time); }
+};
+
+}  // namespace
+
+struct GlooMesh::State {
+  std::shared_ptr<gloo::rendezvous::Context> context;
+  std::uint64_t slot = 0;
+
+  // While a transfer is waited for, the ticker interrupts the wait now and then, so that the connections of the other
+  // transfers are looked at too.
+  std::mutex mutex;
+  std::condition_variable changed;
+  const Pending* waiting = nullptr;
+  bool stopping = false;
+  std::thread ticker;
+
+  void tick() {
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kTick, [this] { return stopping; }))
+      if (waiting != nullptr) waiting->interrupt();
+  }
+  void watch(const Pending* pending) {
+    const std::lock_guard lock(mutex);
+    waiting = pending;
+  }
+};
+
+NoBrokenPipeSignal::NoBrokenPipeSignal() {
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+}
+
+NoBrokenPipeSignal::~NoBrokenPipeSignal() {
+  if (sigismember(&before_, SIGPIPE) == 1) return;
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  const timespec now{};
+  sigtimedwait(&pipe, nullptr, &now);  // takes one that waits
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<State>()) {
+  const int size = static_cast<int>(setup.ranks.size());
+  const NoBrokenPipeSignal no_signal;
+  try {
+    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(device_address());
+    StoreAdapter store(setup, rank);
+    state_->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));
+    if (size > 1) state_->context->connectFullMesh(store, device);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw CommError(-1, fmt::format("{}Gloo cannot connect the group: {}; TANDEM_INTERFACE names the network interface "
+                                    "to use",
+                                    who(rank, size), e.what()));
+  }
+  state_->ticker = std::thread([s = state_.get()] { s->tick(); });
+}
+
+GlooMesh::~GlooMesh() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->changed.notify_one();
+  if (state_->ticker.joinable()) state_->ticker.join();
+  close();
+}
+
+void GlooMesh::close() {
+  const NoBrokenPipeSignal no_signal;
+  try {
+    if (state_->context->size > 1) state_->context->closeConnections();
+  } catch (const std::exception&) {  // it is closed already
+  }
+}
+
+void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives, double seconds) {
+  const std::uint64_t slot = state_->slot++;
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  ExchangeError error;
+  // Notes the peer when body() throws.
+  const auto attempt = [&](int peer, const auto& body) {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      if (error.text.empty()) error.text = e.what();
+      if (std::find(error.peers.begin(), error.peers.end(), peer) == error.peers.end()) error.peers.push_back(peer);
+    }
+  };
+  std::vector<Pending> all;
+  all.reserve(sends.size() + receives.size());
+  const auto post = [&](const Transfer& t, bool is_send) {
+    if (t.bytes == 0) return;
+    attempt(t.peer, [&] {
+      Pending p{.peer = t.peer, .sends = is_send, .buffer = state_->context->createUnboundBuffer(t.data, t.bytes)};
+      is_send ? p.buffer->send(t.peer, slot) : p.buffer->recv(t.peer, slot);
+      all.push_back(std::move(p));
+    });
+  };
+  for (const Transfer& t : receives) post(t, false);
+  for (const Transfer& t : sends) post(t, true);
+
+  for (Pending& p : all)
+    attempt(p.peer, [&] {
+      state_->watch(&p);
+      while (error.peers.empty()) {
+        const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+        if ((p.done = p.wait(std::max(left, Milliseconds(1))))) break;
+        for (const Pending& other : all)
+          if (!other.done && &other != &p)
+            attempt(other.peer, [&] {
+              other.interrupt();
+              (void)other.wait(Milliseconds(1));
+            });
+      }
+    });
+  state_->watch(nullptr);
+  if (error.peers.empty()) return;
+  error.late = Clock::now() >= deadline;
+  // After a failure no wait lasts: what was under way has failed, too. What is done tells who is not to blame.
+  for (Pending& p : all)
+    if (!p.done) attempt(p.peer, [&] { p.done = p.wait(Milliseconds(1)); });
+  throw error;
+}
+
+}  // namespace tandem::parallel
