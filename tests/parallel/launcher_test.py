@@ -35,9 +35,13 @@ assert sum(l.endswith("] end") for l in lines) == 3, lines
 cores = len(os.sched_getaffinity(0))
 environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
 done = subprocess.run([RUN, "-n", "2", *shell, "echo $OMP_NUM_THREADS"], capture_output=True, text=True, env=environment)
+threads = max(1, cores // 2)
+assert done.stderr == (f"tandem: {cores} cores for 2 ranks: {threads} thread{'' if threads == 1 else 's'} each "
+                       "(set OMP_NUM_THREADS to change that)\n"), done
 assert done.stdout.splitlines() == [f"[{r}] {max(1, cores // 2)}" for r in range(2)] or sorted(
     done.stdout.splitlines()) == [f"[{r}] {max(1, cores // 2)}" for r in range(2)], done
-assert "] 7" in run("-n", "1", *shell, "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7").stdout
+done = run("-n", "1", *shell, "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7")
+assert done.stdout == "[0] 7\n" and not done.stderr, done
 
 done = run("-n", "2", *shell, "[ $RANK = 1 ] && exit 5; sleep 30")
 assert done.returncode == 5 and "rank 1 of 2 failed with exit code 5" in done.stderr, done

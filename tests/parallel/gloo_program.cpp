@@ -1,0 +1,205 @@
+// Processes over Gloo: every collective, disagreements, and ranks that end, stop or are late. Ends with 1 on a fault.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <tandem/tandem.h>
+#include <tandem/tests/parallel/collective_cases.h>
+
+using namespace tandem;
+using parallel::ReduceOp;
+using test::require;
+using test::require_error;
+
+namespace {
+
+constexpr int kRanks = 3;
+
+std::shared_ptr<parallel::ProcessGroup> join(double timeout_seconds = 60) {
+  alarm(100);  // a rank that hangs is a fault
+  parallel::init_process_group({.backend = "gloo", .timeout_seconds = timeout_seconds});
+  require(parallel::default_group()->backend() == "gloo", "backend");
+  return parallel::default_group();
+}
+
+// An error with this text about rank 2.
+template <class Body>
+void require_lost(std::string_view text, const Body& body) {
+  require_error(text, [&] {
+    try {
+      body();
+    } catch (const parallel::CommError& e) {
+      require(e.rank() == 2, fmt::format("'{}' is about rank 2, not {}", e.what(), e.rank()));
+      throw;
+    }
+  });
+}
+
+// Ranks that outlive another say in a file that they saw what they should: the exit code is that of the lost one.
+std::string proof(pid_t launcher, int rank) {
+  return (std::filesystem::temp_directory_path() / fmt::format("tandem_gloo_{}_{}", launcher, rank)).string();
+}
+void prove(int rank) { std::ofstream(proof(getppid(), rank)) << "seen"; }
+
+void collectives(int rank, int ranks) {
+  const auto group = join();
+  test::collective_cases(*group, 70'001);
+  test::order_cases(*group);
+  // Several pieces, which do not divide.
+  for (const std::int64_t count : {1'100'003, 2'500'000}) {
+    Tensor t = test::values_of(rank, count, float64);
+    parallel::all_reduce(t, {.op = ReduceOp::avg});
+    std::vector<Tensor> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(test::values_of(r, count, float64));
+    require(test::same_bits(t, test::combined(all, ReduceOp::avg)), "average in pieces");
+    Tensor part = empty({count}, {.dtype = uint8});
+    const Tensor whole = full({ranks, count}, 1.0).to(uint8);
+    parallel::reduce_scatter(part, whole);
+    require(test::same_bits(part, full({count}, double(ranks)).to(uint8)), "reduce_scatter in pieces");
+    Tensor root = t.clone();
+    parallel::reduce(root, ranks - 1);
+    require(rank == ranks - 1 || test::same_bits(root, t), "only the root's tensor changes");
+  }
+  Tensor large = full({ranks, 4}, 1.0 * rank);
+  Tensor row = large.narrow(0, rank, 1);
+  parallel::all_gather(large, row);  // the input is a part of the output
+  for (int r = 0; r < ranks; ++r) require(test::same_bits(large[r], full({4}, 1.0 * r)), "gathered in place");
+  std::vector<int> ends{0};
+  if (ranks > 1) ends.push_back(ranks - 1);
+  const auto pair = parallel::new_group(ends);
+  if (pair->rank() >= 0) {
+    Tensor t = full({1}, rank + 1.0);
+    parallel::all_reduce(t, {.group = pair});
+    require(t.item<double>() == (ranks > 1 ? 1.0 + ranks : 1.0), "sum in a group");
+  } else {
+    require_error("not a member", [&] { parallel::barrier({.group = pair}); });
+  }
+  parallel::destroy_process_group();
+}
+
+// Joins, leaves and joins again; groups of before do not disturb those of now.
+void again(int rank, int ranks) {
+  std::shared_ptr<parallel::ProcessGroup> kept;
+  for (int i = 0; i < 5; ++i) {
+    const auto group = join();
+    Tensor t = full({2}, double(rank + i));
+    parallel::all_reduce(t);
+    require(test::same_bits(t, full({2}, ranks * i + ranks * (ranks - 1) / 2.0)), "sum");
+    if (i == 2) kept = group;
+    parallel::destroy_process_group();
+    require_error("call init_process_group first", [] { (void)parallel::default_group(); });
+  }
+  kept->barrier().wait();
+}
+
+// pytorch/gloo#520: a rank ends; the others hung, and ignored the timeout.
+void lost(int rank, std::string_view how, FunctionRef<void()> end, bool within) {
+  join();
+  Tensor t = ones({within ? 3'000'000 : 1000});
+  parallel::all_reduce(t);
+  if (rank == 2 && !within) end();
+  if (rank == 2) std::thread([&] { std::this_thread::sleep_for(std::chrono::milliseconds(100)), end(); }).detach();
+  const std::string text =
+      fmt::format("rank {} of 3: rank 2 {} while this rank waited in all_reduce (sum, call", rank, how);
+  require_lost(text, [&] {
+    for (;;) parallel::all_reduce(t);
+  });
+  require_lost(text, [] { parallel::barrier(); });  // and so does every later call
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
+// A rank that is busy does not keep the others from noticing that another has ended.
+void lost_beside_a_busy_one(int rank) {
+  join();
+  if (rank == 2) raise(SIGKILL);
+  // It is busy until the other survivor has seen the end, or a while longer than that may take.
+  for (int i = 0; rank == 1 && i < 250 && !std::filesystem::exists(proof(getppid(), 0)); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  require(rank == 0 || std::filesystem::exists(proof(getppid(), 0)), "rank 0 has seen the end of rank 2 in time");
+  require_lost("rank 2 was killed by signal 9", [] { parallel::barrier(); });
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
+void silent(int rank, bool stopped) {
+  join(1);
+  const pid_t self = getpid();
+  if (rank == 2 && stopped) {
+    if (fork() == 0) {  // wakes it when the others have given up
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      kill(self, SIGCONT);
+      _exit(0);
+    }
+    raise(SIGSTOP);
+  } else if (rank == 2) {
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+  } else {
+    require_lost("waited 1 s in barrier (call 1) for rank 2, which is stopped, slow", [] { parallel::barrier(); });
+    require_lost("rank 2", [] { parallel::barrier(); });
+  }
+  if (rank == 2)
+    require_lost("rank 2 of 3: came to barrier (call 1) after the other ranks had given up",
+                 [] { parallel::barrier(); });
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
+// Calls spawn and compares its exit code, and who has proved to have seen what it should.
+int run(std::string_view name, int expected, int survivors, FunctionRef<void(int, int)> body, int ranks,
+        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int code = parallel::spawn(body, {.nprocs = ranks}, file, line);
+  if (std::getenv("RANK") != nullptr) return 0;  // a process of a later call passes the earlier ones
+  bool good = code == expected;
+  for (int r = 0; r < survivors; ++r) good &= std::filesystem::remove(proof(getpid(), r));
+  if (!good) fmt::print(stderr, "FAULT in '{}': exit code {} (expected {})\n", name, code, expected);
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  int faults = 0;
+  for (const int ranks : {1, 2, 3, 4}) faults += run("collectives", 0, 0, collectives, ranks);
+  faults += run("again", 0, 0, again, kRanks);
+  const auto raise_kill = [] { raise(SIGKILL); };
+  constexpr const char* kKilled = "was killed by signal 9 (Killed)";
+  faults += run(
+      "killed", 137, 2, [&](int r, int) { lost(r, kKilled, raise_kill, false); }, kRanks);
+  faults += run(
+      "killed within", 137, 2, [&](int r, int) { lost(r, kKilled, raise_kill, true); }, kRanks);
+  faults += run(
+      "code 3", 3, 2,
+      [](int r, int) {
+        lost(
+            r, "ended with exit code 3", [] { _exit(3); }, true);
+      },
+      kRanks);
+  faults += run(
+      "code 0", 0, 2,
+      [](int r, int) {
+        lost(
+            r, "ended with exit code 0", [] { _exit(0); }, false);
+      },
+      kRanks);
+  const auto leave = [] {
+    parallel::destroy_process_group();
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    _exit(0);
+  };
+  faults += run(
+      "left", 0, 2, [&](int r, int) { lost(r, "has left the job", leave, false); }, kRanks);
+  faults += run(
+      "beside a busy one", 137, 2, [](int r, int) { lost_beside_a_busy_one(r); }, kRanks);
+  faults += run(
+      "slow", 0, 3, [](int r, int) { silent(r, false); }, kRanks);
+  faults += run(
+      "stopped", 0, 3, [](int r, int) { silent(r, true); }, kRanks);
+  return faults == 0 ? 0 : 1;
+}

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Rendezvous: by environment without a launcher, by address, by file, and everything that can be wrong with them.
+
+usage: rendezvous_test.py PROGRAM TANDEM_RUN BACKENDS
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+PROGRAM, RUN, BACKENDS = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+SUM = {2: "tensor([3, 3, 3])", 3: "tensor([6, 6, 6])"}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(arguments, **variables):
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    environment.update({k: str(v) for k, v in variables.items() if v is not None})
+    return subprocess.Popen([PROGRAM, *map(str, arguments)], env=environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
+
+
+def place(rank, world, port):
+    return {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def finish(processes):
+    """(exit code, output, errors) of each; none may take longer than a minute."""
+    try:
+        outputs = [p.communicate(timeout=60) for p in processes]
+    except subprocess.TimeoutExpired:
+        for p in processes:
+            p.kill()
+        raise
+    return [(p.returncode, *o) for p, o in zip(processes, outputs)]
+
+
+def check_job(processes, backend, times=1):
+    world = len(processes)
+    for rank, (code, out, err) in enumerate(finish(processes)):
+        assert code == 0, err
+        assert out == f"rank {rank} of {world}: {SUM[world]} by {backend}\n" * times, (out, err)
+
+
+def check_error(parts, arguments, **variables):
+    [(code, out, err)] = finish([start(arguments, **variables)])
+    assert code == 1, (code, out, err)
+    for part in parts:
+        assert part in err, (part, err)
+
+
+folder = tempfile.TemporaryDirectory()
+path = os.path.join(folder.name, "meet")
+
+for backend in BACKENDS:
+    port = free_port()
+    check_job([start(["env://", backend, 4], **place(r, 3, port)) for r in reversed(range(3))][::-1], backend, 4)
+    port = free_port()
+    check_job([start([f"tcp://localhost:{port}", backend, 2], RANK=r, WORLD_SIZE=2) for r in range(2)], backend, 2)
+    check_job([start([f"file://{path}", backend, 3], RANK=r, WORLD_SIZE=3) for r in range(3)], backend, 3)
+    assert not os.path.exists(path)
+    check_job([start([f"store:{path}", backend], RANK=r, WORLD_SIZE=2) for r in range(2)], backend)
+    os.remove(path)
+check_job([start(["env://"], **place(r, 2, port)) for r in range(2)], "shm")  # all share this host
+
+# Two jobs at once, each with its own address, or with launchers.
+ports = [free_port(), free_port()]
+jobs = [[start(["env://"], **place(r, 2, p)) for r in range(2)] for p in ports]
+for job in jobs:
+    check_job(job, "shm")
+launched = [subprocess.Popen([RUN, "-n", "2", PROGRAM, "env://", BACKENDS[-1], "3"], text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE) for _ in range(2)]
+for code, out, err in finish(launched):
+    assert code == 0 and out.count(SUM[2]) == 6, (out, err)
+
+# What is missing or wrong.
+good = place(0, 1, free_port())
+for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]:
+    check_error([f"{variable} is not set; start the program with `tandem-run -n N program`, call spawn, or set RANK, "
+                 "WORLD_SIZE, MASTER_ADDR and MASTER_PORT"], [], **{**good, variable: None})
+check_error(["RANK is 'x'; it must be a number"], [], **{**good, "RANK": "x"})
+check_error(["WORLD_SIZE is '-2'; it must be a number"], [], **{**good, "WORLD_SIZE": "-2"})
+check_error(["rank 5 is out of range: WORLD_SIZE is 2"], [], **{**good, "RANK": 5, "WORLD_SIZE": 2})
+check_error(["MASTER_PORT is 99999; it must be 1 to 65535"], [], **{**good, "MASTER_PORT": 99999})
+check_error(["init_method is 'http://x'; give \"env://\", \"tcp://host:port\" or \"file:///path\""], ["http://x"], **good)
+for address in ["tcp://here", "tcp://:5", "tcp://here:", "tcp://here:0", "tcp://here:7x"]:
+    check_error([f"init_method is '{address}'; write it as tcp://host:port"], [address], **good)
+check_error(["both a store and init_method 'file:///tmp/x' are given"], ["store:both"], **good)
+os.remove("both")
+check_error(["backend 'pigeon' is not built in; use \"shm\""], ["env://", "pigeon"], **good)
+check_error(["backend 'thread' is for ranks that spawn_threads starts"], ["env://", "thread"], **good)
+if "gloo" not in BACKENDS:
+    check_error(["backend 'gloo' is not built in", "install libgloo-dev and build again"], ["env://", "gloo"], **good)
+check_error(["timeout_seconds is -1; it must be positive"], ["env://", "", 1, -1], **good)
+check_error(["cannot be opened"], ["file:///no/such/folder/file"], **good)
+with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    s.listen()
+    check_error([f"cannot listen on 127.0.0.1:{s.getsockname()[1]}: Address already in use", "MASTER_PORT"], [],
+                **{**good, "MASTER_PORT": s.getsockname()[1]})
+
+# Ranks that do not come, or were told something else.
+port = free_port()
+for rank, (code, _, err) in enumerate(finish([start(["env://", "", 1, 1], **place(r, 3, port)) for r in range(2)])):
+    assert code == 1 and f"rank {rank} of 3: " in err and "rank 2" in err, err
+port = free_port()
+results = finish([start(["env://", "", 1, 1], **place(r, 4, port)) for r in (0,)])
+assert "waited 1 s in init_process_group for rank 1 and 2 and 3, which did not come; see that 4 processes" in results[0][2]
+check_error([f"rank 1 of 2: waited 0.5 s for the store at 127.0.0.1:{port}: Connection refused"], ["env://", "", 1, 0.5],
+            **place(1, 2, port))
+port = free_port()
+results = finish([start(["env://", "", 1, 5], **place(0, 2, port)), start(["env://", "", 1, 5], **place(1, 3, port))])
+assert all(code == 1 for code, _, _ in results)
+assert "the ranks disagree: this rank was told 2 ranks and backend '', rank 1 was told 3 ranks and" in results[0][2], results
+
+# A rank is killed: the others say which. Then rank 0, which holds the store.
+for backend in BACKENDS:
+    for victim in (1, 0):
+        port = free_port()
+        job = [start(["env://", backend, 0], **place(r, 3, port)) for r in range(3)]
+        for p in job:
+            assert p.stdout.readline()
+        job[victim].send_signal(signal.SIGKILL)
+        for rank, (code, _, err) in enumerate(finish(job)):
+            if rank != victim:
+                assert code == 1 and err.startswith(f"rank {rank} of 3: rank {victim} "), (backend, victim, err)
+
+# A file that an earlier run left.
+job = [start([f"file://{path}", "", 0], RANK=r, WORLD_SIZE=2) for r in range(2)]
+for p in job:
+    assert p.stdout.readline()
+for p in job:
+    p.send_signal(signal.SIGKILL)
+finish(job)
+check_error([f"'{path}' is left from an earlier run, in which rank 0 was; remove it"], [f"file://{path}"], RANK=2,
+            WORLD_SIZE=3)
+check_error([f"'{path}' is left from an earlier run; remove it"], [f"file://{path}"], RANK=0, WORLD_SIZE=2)
+print("rendezvous: passed")
