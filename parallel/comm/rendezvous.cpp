@@ -100,6 +100,7 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
   for (int r = rank; r < place.world_size; ++r)
     if (!store.check(key(r))) missing.push_back(r);
   if (missing.empty()) return store.get(key(rank));
+  store.set(fmt::format("ended/{}", missing.front()), "did not come");  // for the others: this rank may hold the store
   throw CommError(
       missing.front(),
       fmt::format("{}waited {} s in init_process_group for rank {}, which did not come; see that {} processes were "

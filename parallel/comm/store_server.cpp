@@ -27,6 +27,18 @@ constexpr auto kLauncherTime = std::chrono::milliseconds(300);
 
 std::string ended_key(int rank) { return fmt::format("ended/{}", rank); }
 
+std::optional<int> number(std::string_view text) {
+  int value = -1;
+  const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool good = error == std::errc() && at == text.data() + text.size() && value >= 0;
+  return good ? std::optional(value) : std::nullopt;
+}
+
+std::optional<int> rank_of_ended(std::string_view key) {
+  constexpr std::string_view kPrefix = "ended/";
+  return key.starts_with(kPrefix) ? number(key.substr(kPrefix.size())) : std::nullopt;
+}
+
 class Session;
 
 // The keys, who waits for them, and which ranks are there. Used by the server's thread alone.
@@ -107,12 +119,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void greet(const Request& request) {
     if (request.command != Command::hello || request.key != kGreeting) return end();
     if (!request.value.empty()) {
-      const char* last = request.value.data() + request.value.size();
-      const auto [at, error] = std::from_chars(request.value.data(), last, rank_);
-      if (error != std::errc() || at != last || rank_ < 0) {
-        rank_ = -1;
-        return end();
-      }
+      const std::optional<int> rank = number(request.value);
+      if (!rank) return end();
+      rank_ = *rank;
       hub_.join(rank_);
     }
     greeted_ = true;
@@ -141,7 +150,10 @@ Reply Hub::handle(const Request& r, bool& wait) {
     const bool there = found != values_.end();
     switch (r.command) {
       case Command::set:
-        put(r.key, r.value);
+        if (const std::optional<int> rank = rank_of_ended(r.key))
+          report_end(*rank, r.value);
+        else
+          put(r.key, r.value);
         return {};
       case Command::get:
         if (there) return {Status::ok, found->second};

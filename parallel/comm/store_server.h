@@ -13,7 +13,8 @@ struct StoreServerOptions {
 };
 
 /// Serves the store from one thread of its own. A rank is lost when its connection ends without a goodbye: then the key
-/// "ended/<rank>" is set to how it ended, and every get that waits, or would wait, is answered with that.
+/// "ended/<rank>" is set to how it ended, and every get that waits, or would wait, is answered with that. So it is when
+/// a client sets that key itself.
 class StoreServer {
  public:
   /// Binds and listens; Error names the port when it is in use. Clients can connect, and are answered after `start`.

@@ -233,6 +233,10 @@ TEST_CASE("TCPStore: a rank that never came") {
   Server server(true);
   server.server.report_end(1, "ended with exit code 0");
   CHECK_ERROR(server.client(0)->get("x"), "rank 1 ended with exit code 0");
+  const Server other;
+  const auto a = other.client(0);
+  other.client(2)->set("ended/1", "did not come");
+  CHECK_ERROR(a->get("x"), "rank 0 of 3: rank 1 did not come while this rank waited for the key 'x'");
 }
 
 TEST_CASE("FileStore: a lost rank ends every wait") {
