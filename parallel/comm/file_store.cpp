@@ -267,7 +267,7 @@ std::string FileStore::get(std::string_view key) {
     std::optional<int> lost;
     std::string how;
     const auto value = state_->locked([&] {
-      const auto found = state_->find(key);
+      auto found = state_->find(key);
       if (!found) lost = state_->find_lost();
       if (lost) how = *state_->find(ended_key(*lost));
       return found;

@@ -72,7 +72,7 @@ class ProcessGroup {
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
 struct InitOptions {
-  std::string backend = {};                // "shm" or "gloo"; empty: shm when all ranks share a host, else gloo
+  std::string backend = {};                // "shm", "gloo", "thread"; empty: shm where all share a host, else gloo
   std::string init_method = "env://";      // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
                                            // "tcp://host:port", which rank 0 holds, or "file:///path"
   int rank = -1;                           // from RANK when left out
