@@ -13,7 +13,6 @@ namespace tandem::parallel {
 namespace {
 
 constexpr double kAwakeSeconds = 80e-6;  // before a rank that waits sleeps: waking it takes as long
-constexpr int kSpins = 256;              // before it lets others have its core in between, some 20 us
 constexpr double kCheckSeconds = 50e-3;  // between looks at the peers
 // A sleeper is not woken by the bells of other groups. While it has works there, it sleeps for this long and then
 // longer.
@@ -60,9 +59,7 @@ void RankEngines::check_peers() {
 Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
     : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()) {
   rank_ = static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin());
-  const bool own_cores = size() <= available_cores();
-  spins_ = own_cores ? kSpins : 0;
-  awake_seconds_ = own_cores ? kAwakeSeconds : kAwakeSeconds / 4;
+  own_cores_ = size() <= available_cores();
   const std::lock_guard lock(mutex());
   siblings_->engines.push_back(this);
 }
@@ -190,7 +187,10 @@ bool Engine::poll(Task& task) {
   return task.done_;
 }
 
+// Stays awake for a while. It lets others have the core only where there are more ranks than cores, so that it is a
+// rank that gets it: another program would keep it for milliseconds.
 void Engine::wait(Task& task) {
+  const double awake = own_cores_ ? kAwakeSeconds : kAwakeSeconds / 4;
   for (double sleep = kShortSleep;; sleep = std::min(2 * sleep, kLongSleep)) {
     const double start = now();
     for (int i = 0;; ++i) {
@@ -199,11 +199,11 @@ void Engine::wait(Task& task) {
         siblings_->progress();
         if (task.done_) return;
       }
-      if ((i >= spins_ || i % 16 == 0) && now() - start >= awake_seconds_) break;
-      if (i < spins_)
+      if ((i % 16 == 0 || !own_cores_) && now() - start >= awake) break;
+      if (own_cores_)
         pause();
       else
-        sched_yield();  // whom this rank waits for may need this core
+        sched_yield();
     }
     bool done = false;
     memory_->bell().sleep(others_pending() ? sleep : kCheckSeconds, [&] {

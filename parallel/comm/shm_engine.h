@@ -88,8 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<SharedMemory> memory_;
   std::shared_ptr<RankEngines> siblings_;
   int rank_ = 0;
-  int spins_;
-  double awake_seconds_;
+  bool own_cores_ = true;                    // there are as many cores as ranks
   std::deque<std::shared_ptr<Task>> tasks_;  // in the order of their starts
   std::uint64_t started_ = 0, posted_ = 0, ended_ = 0, steps_ = 0;
   double stalled_since_ = 0, checked_ = 0;  // stalled_since_: 0 when the first task can go on
