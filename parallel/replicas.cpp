@@ -96,14 +96,17 @@ std::shared_ptr<ReplicaReducer> Replicas::reducer() {
 }
 
 bool Replicas::current() const {
-  return std::all_of(entries_.begin(), entries_.end(),
-                     [](const Entry& entry) { return entry.storage == entry.master.identity()->storage; });
+  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    const TensorImpl& master = *entry.master.identity();
+    return entry.storage == master.storage && entry.conversions == master.conversions;
+  });
 }
 
 void Replicas::refresh() {
   check(ReplicaScope::owner() == nullptr, "DataParallel",
         "was called inside a replica of another DataParallel; wrap the whole model once");
   const PhaseTimer timer(*log_, &Phases::replicate);
+  const bool recording = grad_enabled();
   const NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   bool unknown = false;
@@ -118,7 +121,7 @@ void Replicas::refresh() {
     const bool wanted = entry.master.requires_grad();
     for (Tensor& replica : entry.replicas)
       if (replica.requires_grad() != wanted) replica.requires_grad_(wanted);
-    unknown = unknown || (entry.is_parameter && wanted && !entry.reduced);
+    unknown = unknown || (recording && entry.is_parameter && wanted && !entry.reduced);
   }
   if (unknown) make_reducer();
   for (Entry& entry : entries_)
