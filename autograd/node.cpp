@@ -110,6 +110,9 @@ Tensor LeafNode::destination() {
 }
 bool LeafNode::destination_free() const {
   if (!destination_.defined() || destination_.identity().use_count() > 1) return false;
+  const TensorMeta leaf = leaf_meta();  // may have been converted since
+  const TensorImpl& memory = *destination_.identity();
+  if (memory.shape != leaf.shape || memory.dtype != leaf.dtype || memory.storage->device() != leaf.device) return false;
   // Whoever gave the last copy back may be another thread; locking a weak pointer waits for what it did before.
   return std::weak_ptr<TensorImpl>(destination_.identity()).lock() != nullptr;
 }
