@@ -63,20 +63,20 @@ struct DataParallel::State {
 
   // One device alone: the plain module.
   std::vector<Tensor> forward_alone(std::span<const Tensor> inputs) {
-    const auto bound_now = replicas();
+    const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
     std::vector<Tensor> here;
     for (const Tensor& input : inputs) here.push_back(on_device(input, first()));
-    std::vector<Tensor> outputs = bound_now->module().forward_all(here);
+    std::vector<Tensor> outputs = used->module().forward_all(here);
     for (Tensor& y : outputs)
       if (y.defined()) y = y.to(placement.output_device);
     return outputs;
   }
   template <class Function>
   Tensor loss_alone(const Function& function, const Tensor& x, const Tensor& y) {
-    const auto bound_now = replicas();
+    const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
-    return function(bound_now->module()(on_device(x, first())), on_device(y, first())).to(placement.output_device);
+    return function(used->module()(on_device(x, first())), on_device(y, first())).to(placement.output_device);
   }
 
   // Calls body(i, output, target) as each replica that has rows; what it returns is replica i's result.
@@ -84,15 +84,19 @@ struct DataParallel::State {
   auto run_with_targets(const Tensor& x, const Tensor& y, const Body& body) {
     check(x.dim() > 0 && y.dim() > 0 && y.size(0) == x.size(placement.dim), "DataParallel",
           "the input {} and the target {} have different numbers of rows", x.shape(), y.shape());
-    const auto bound_now = replicas();
+    const auto used = replicas();
     const auto inputs = scatter({&x, 1});
     std::vector<int64_t> sizes;
     for (const auto& part : inputs) sizes.push_back(part.empty() ? 0 : part.front().size(placement.dim));
-    const std::vector<Tensor> targets = parallel::scatter(y, placement.devices, 0, sizes);
-    bound_now->refresh();
+    std::vector<Tensor> targets;
+    {
+      const PhaseTimer timer(*log, &Phases::scatter);
+      targets = parallel::scatter(y, placement.devices, 0, sizes);
+    }
+    used->refresh();
     std::vector<Tensor> results(inputs.size());
-    bound_now->run(inputs.size(), [&](std::size_t i) {
-      if (!inputs[i].empty()) results[i] = bound_now->listen(body(i, (*module)(inputs[i].front()), targets[i]));
+    used->run(inputs.size(), [&](std::size_t i) {
+      if (!inputs[i].empty()) results[i] = used->listen(body(i, (*module)(inputs[i].front()), targets[i]));
     });
     std::erase_if(results, [](const Tensor& t) { return !t.defined(); });
     return results;

@@ -31,12 +31,14 @@ ReplicaReducer::ReplicaReducer(std::vector<Leaves> parameters, std::span<const D
     const int64_t line = kLine / static_cast<int64_t>(size_of(dtype));
     std::vector<int64_t> offsets(parameters_.size());
     int64_t total = 0;
+    bool any = false;
     for (std::size_t p = 0; p < parameters_.size(); ++p) {
       if (parameters_[p].master.dtype() != dtype) continue;
+      any = true;
       offsets[p] = total;
       total += round_up(parameters_[p].master.numel(), line);
     }
-    if (total == 0) continue;
+    if (!any) continue;
     std::vector<Tensor> buckets;
     for (const Device device : replica_devices) buckets.push_back(empty({total}, {.dtype = dtype, .device = device}));
     for (std::size_t p = 0; p < parameters_.size(); ++p) {

@@ -182,6 +182,20 @@ TEST_CASE("parameters that are unused, used in one replica only, frozen, and tha
   CHECK(net->used->weight.grad().defined());
 }
 
+TEST_CASE("a parameter without elements") {
+  const Devices count(2);
+  struct Net : nn::Module {
+    Tensor forward(const Tensor& x) override { return x + sum(nothing); }
+    nn::Parameter nothing = register_parameter("nothing", zeros({0, 3}));
+  };
+  auto net = std::make_shared<Net>();
+  parallel::DataParallel model(net);
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  sum(model(ones({4, 1}))).backward();
+  CHECK(net->nothing.grad().shape() == Shape{0, 3});
+  optimizer.step();
+}
+
 TEST_CASE("a tied weight, and one that is used twice") {
   const Devices count(2);
   struct Tied : nn::Module {
