@@ -411,11 +411,10 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient) {
             gradient.device() == leaf.device(),
         "accumulate_grad", "the gradient does not fit the leaf, which is {} {} on {}", leaf.dtype(), leaf.shape(),
         leaf.device());
+  const auto given = gradient.identity();
   run_hooks(node, 0, gradient);
-  std::vector<Tensor> outputs;
-  outputs.push_back(std::move(gradient));
-  Gradients gradients(node, std::move(outputs), {});
-  node.backward(gradients);
+  const bool own = gradient.identity() == given && gradient.is_contiguous();  // what a hook gives may be kept by it
+  node.accumulate(std::move(gradient), own);
 }
 
 void queue_callback(UniqueFunction<void()> callback) {

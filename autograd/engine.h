@@ -27,8 +27,8 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
 HookHandle register_hook(const Tensor& t, GradientHook hook);
 /// Calls `hook` after a leaf's gradient has been accumulated, as soon as its last contribution has arrived.
 HookHandle register_post_accumulate_grad_hook(const Tensor& leaf, LeafHook hook);
-/// Hands a complete gradient to a leaf as a backward would: its hooks run, and it is added to the leaf's gradient.
-/// Throws Error when it does not fit the leaf.
+/// Hands a complete gradient to a leaf as a backward would: its hooks run, and it is added to the leaf's gradient, or
+/// becomes that. Throws Error when it does not fit the leaf.
 void accumulate_grad(const Tensor& leaf, Tensor gradient);
 /// Calls `callback` on the calling thread at the end of the backward that is running; Error outside of one. A
 /// backward that throws destroys its callbacks without calling them.

@@ -63,20 +63,25 @@ bool LeafNode::converted_since(std::uint32_t conversions) const {
 
 void LeafNode::backward(Gradients& gradients) {
   if (!gradients.arrived(0)) return;
+  // Nobody else can see it: `gradients` and the argument hold the handle, and the storage is the tensor's alone.
+  const Tensor& g = gradients[0];
+  const bool own = g.is_contiguous() && g.impl()->storage.use_count() == 1 && g.impl().use_count() == 1;
+  accumulate(g, own);
+}
+
+void LeafNode::accumulate(Tensor gradient, bool own) {
   const auto owner = owner_.lock();
   if (!owner) return;  // the leaf is gone, and its gradient with it
-  Tensor g = gradients[0];
   {
     std::lock_guard lock(mutex_);
+    const bool written = destination_.defined() && gradient.raw().data == destination_.raw().data;
     if (grad_.defined()) {
-      grad_.add_(g);
-    } else if (destination_.defined()) {
-      if (g.raw().data != destination_.raw().data) destination_.copy_(g);
+      grad_.add_(gradient);
+    } else if (written || destination_free()) {
+      if (!written) destination_.copy_(gradient);
       grad_ = destination_;
     } else {
-      // Taken over when nobody else can see it. `g` and `gradients` hold the handle; the storage is the tensor's alone.
-      const bool own = g.is_contiguous() && g.impl()->storage.use_count() == 1 && g.impl().use_count() <= 2;
-      grad_ = own ? g : g.clone();
+      grad_ = own ? std::move(gradient) : gradient.clone();
     }
   }
   if (!post_hooks.empty())
@@ -95,13 +100,21 @@ Tensor LeafNode::take_grad() {
   std::lock_guard lock(mutex_);
   return std::exchange(grad_, {});
 }
-void LeafNode::set_destination(Tensor destination) {
+void LeafNode::set_destination(const Tensor& destination) {
   std::lock_guard lock(mutex_);
-  destination_ = std::move(destination);
+  destination_ = destination.defined() ? destination.detach() : Tensor();  // a handle that only this leaf gives out
 }
 Tensor LeafNode::destination() {
   std::lock_guard lock(mutex_);
-  return grad_.defined() ? Tensor() : destination_;
+  return !grad_.defined() && destination_free() ? destination_ : Tensor();
+}
+bool LeafNode::destination_free() const {
+  if (!destination_.defined() || destination_.identity().use_count() > 1) return false;
+  const TensorMeta leaf = leaf_meta();  // may have been converted since
+  const TensorImpl& memory = *destination_.identity();
+  if (memory.shape != leaf.shape || memory.dtype != leaf.dtype || memory.storage->device() != leaf.device) return false;
+  // Whoever gave the last copy back may be another thread; locking a weak pointer waits for what it did before.
+  return std::weak_ptr<TensorImpl>(destination_.identity()).lock() != nullptr;
 }
 
 Gradients::Gradients(const Node& node, std::vector<Tensor> outputs, std::span<const Demand> demands)

@@ -102,12 +102,17 @@ class LeafNode final : public Node {
   /// The gradient, which is undefined from then on.
   Tensor take_grad();
   /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
-  void set_destination(Tensor destination);
+  void set_destination(const Tensor& destination);
+  /// That memory, if no gradient lies in it. It is taken until every copy of the handle is gone, so that two backwards,
+  /// or one and whoever kept an earlier gradient, never share it.
   Tensor destination();
+  /// Adds to the gradient, then calls the hooks. With `own` the leaf may keep the tensor itself.
+  void accumulate(Tensor gradient, bool own);
 
   HookList<LeafHook> post_hooks;
 
  private:
+  bool destination_free() const;
   std::weak_ptr<TensorImpl> owner_;
   std::mutex mutex_;
   Tensor grad_, destination_;

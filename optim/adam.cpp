@@ -92,7 +92,8 @@ void Adam::update(std::size_t group, const Update& update) {
                                                                  .eps = o.eps,
                                                                  .weight_decay = o.weight_decay,
                                                                  .decoupled = decoupled_,
-                                                                 .step = update.step});
+                                                                 .step = update.step,
+                                                                 .streaming = update.streaming});
 }
 
 }  // namespace tandem::optim

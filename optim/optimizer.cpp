@@ -5,9 +5,31 @@
 
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/optim/state_reader.h>
+#include <tandem/tensor/backend.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/threads.h>
 
 namespace tandem::optim {
+namespace {
+
+// Elements begin .. end-1 of a dense view, as a vector.
+View part(View view, int64_t begin, int64_t end) {
+  if (view.data == nullptr) return view;
+  view.data = static_cast<char*>(view.data) + static_cast<std::size_t>(begin) * size_of(view.dtype);
+  view.dims = 1;
+  view.shape[0] = end - begin;
+  view.strides[0] = 1;
+  return view;
+}
+
+}  // namespace
+
+// The update of one parameter.
+struct Optimizer::Work {
+  std::size_t group = 0;
+  Update update;
+  std::shared_ptr<const ReplicaSet> shared;  // whose devices divide the work; null when it is one device's
+};
 
 void Optimizer::append_group(std::vector<Tensor> parameters) {
   const std::string op = name();
@@ -101,10 +123,23 @@ void Optimizer::prepare_buffers(Slot& slot) const {
     const std::size_t count = buffer_names(setting_values(slot.group)).size();
     slot.buffers.clear();
     while (slot.buffers.size() < count)
-      slot.buffers.push_back(zeros(p.shape(), {.dtype = p.dtype(), .device = p.device()}));
+      slot.buffers.push_back(empty(p.shape(), {.dtype = p.dtype(), .device = p.device()}));
   }
   for (Tensor& buffer : slot.buffers)
     if (buffer.device() != p.device() || buffer.dtype() != p.dtype()) buffer = buffer.to(p.device()).to(p.dtype());
+}
+
+void Optimizer::run(const Work& work, int64_t begin, int64_t end) {
+  if (begin == end) return;
+  Update update = work.update;
+  update.parameter = part(update.parameter, begin, end);
+  update.gradient = part(update.gradient, begin, end);
+  for (View& buffer : update.buffers) {
+    buffer = part(buffer, begin, end);
+    // Buffers begin as zeros, written first by the device that will use them.
+    if (buffer.data != nullptr && update.step == 1) backend(buffer.device).fill(buffer, 0);
+  }
+  this->update(work.group, update);
 }
 
 void Optimizer::step() {
@@ -112,16 +147,36 @@ void Optimizer::step() {
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) gradients.push_back(checked_gradient(i));
+  std::vector<Work> works;
+  works.reserve(slots_.size());
+  std::shared_ptr<const ReplicaSet> shared;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!gradients[i].defined()) continue;
     Slot& slot = slots_[i];
     prepare_buffers(slot);
-    Update work{.parameter = slot.parameter.raw_for_write(), .gradient = gradients[i].raw(), .buffers = {}};
-    for (std::size_t k = 0; k < slot.buffers.size(); ++k) work.buffers[k] = slot.buffers[k].raw_for_write();
-    work.step = slot.steps + 1;
-    update(slot.group, work);
-    ++slot.steps;
+    Work& work = works.emplace_back();
+    work.group = slot.group;
+    work.update.parameter = slot.parameter.raw_for_write();
+    work.update.gradient = gradients[i].raw();
+    for (std::size_t k = 0; k < slot.buffers.size(); ++k) work.update.buffers[k] = slot.buffers[k].raw_for_write();
+    work.update.step = slot.steps + 1;
+    const auto& set = slot.parameter.identity()->replicas;
+    if (!set || set->devices.size() < 2 || set->cuts.back() != work.update.parameter.numel()) continue;
+    if (!shared) shared = set;
+    if (set->devices == shared->devices) work.shared = set;
+    work.update.streaming = true;
   }
+  // What is one device's alone goes first.
+  for (const Work& work : works)
+    if (!work.shared) run(work, 0, work.update.parameter.numel());
+  if (shared)
+    run_on_devices(shared->devices, [&](int i) {
+      const auto at = static_cast<std::size_t>(i);
+      for (const Work& work : works)
+        if (work.shared) run(work, work.shared->cuts[at], work.shared->cuts[at + 1]);
+    });
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (gradients[i].defined()) ++slots_[i].steps;
 }
 
 NamedTensors Optimizer::state_dict() const {

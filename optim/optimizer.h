@@ -51,6 +51,7 @@ class Optimizer : public Stateful {
     View parameter, gradient;
     std::array<View, kMaxBuffers> buffers;  // in the order of buffer_names; null where there is none
     int64_t step = 1;                       // counts from 1
+    bool streaming = false;                 // several devices read the parameter: it is best written past the caches
   };
 
   Optimizer() = default;
@@ -69,7 +70,8 @@ class Optimizer : public Stateful {
   virtual std::string settings_problem(std::span<const double> values) const = 0;
   /// The buffers that a parameter of a group with such settings has.
   virtual std::vector<std::string> buffer_names(std::span<const double> values) const = 0;
-  /// Calls the kernel.
+  /// Calls the kernel. Where several CPU devices share a parameter, each updates its part, all at the same time; so
+  /// this writes to nothing but the views.
   virtual void update(std::size_t group, const Update& update) = 0;
 
  private:
@@ -79,6 +81,7 @@ class Optimizer : public Stateful {
     int64_t steps = 0;
     std::vector<Tensor> buffers;  // made at the first step
   };
+  struct Work;
   struct Loaded {
     std::vector<std::vector<double>> settings;  // by group
     std::vector<Slot> slots;                    // with the saved buffers
@@ -88,6 +91,7 @@ class Optimizer : public Stateful {
   std::vector<double> setting_values(std::size_t group) const;
   Tensor checked_gradient(std::size_t index) const;
   void prepare_buffers(Slot& slot) const;
+  void run(const Work& work, int64_t begin, int64_t end);
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;

@@ -196,6 +196,10 @@ struct AutogradSlot {
 struct ReplicaSet {
   const void* owner = nullptr;  // the model whose replicas these are
   std::vector<std::shared_ptr<TensorImpl>> replicas;
+  // CPU devices that share a parameter's memory, when several do. Work on all of it, such as an optimizer's step, is
+  // divided as its gradients are summed: device i has the elements from cuts[i] up to cuts[i + 1].
+  std::vector<Device> devices = {};
+  std::vector<int64_t> cuts = {};
 };
 
 /// What a Tensor handle points to.

@@ -112,16 +112,18 @@ RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const 
   return {where(kept, losses, zeros_like(losses)), weights};  // an infinity in an ignored row must not reach the sum
 }
 
-// The mean of a part without weight is 0, and so is its gradient.
 Tensor finish(const RowLosses& rows, Reduction reduction) {
   if (reduction == Reduction::none) return rows.losses;
   Tensor total = sum(rows.losses);
   if (reduction == Reduction::sum) return total;
-  const double normalizer = sum(rows.weights).item<double>();
-  return total * (normalizer == 0 ? 0.0 : 1.0 / normalizer);
+  return mean_of_parts(total, sum(rows.weights).item<double>());
 }
 
 }  // namespace
+
+Tensor mean_of_parts(const Tensor& sum, double normalizer) {
+  return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer);
+}
 
 Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along(false, x, dim); }
 Tensor log_softmax(const Tensor& x, int64_t dim) { return softmax_along(true, x, dim); }

@@ -217,6 +217,39 @@ TEST_CASE("destination: the gradient is written where the leaf asks for it") {
   CHECK(equal(bucket.narrow(0, 4, 2), full({2}, 5.0)));
 }
 
+TEST_CASE("destination: taken as long as anybody holds what lies in it") {
+  Tensor w = leaf({1, 2}), bucket = full({2}, 7.0);
+  autograd::LeafNode& node = autograd::leaf_of("test", w);
+  node.set_destination(bucket);
+  sum(exp(w)).backward();
+  const Tensor kept = w.grad(), copy = kept.clone();
+  CHECK(kept.const_data<float>() == bucket.const_data<float>());
+  CHECK_FALSE(node.destination().defined());
+  w.set_grad({});
+  CHECK_FALSE(node.destination().defined());
+  sum(exp(w) * 3).backward();
+  CHECK(equal(kept, copy));
+  CHECK(w.grad().const_data<float>() != bucket.const_data<float>());
+  const Tensor view = node.take_grad();
+  CHECK_FALSE(w.grad().defined());
+  {
+    const Tensor given = Tensor(kept);  // not the last
+  }
+  CHECK_FALSE(node.destination().defined());
+}
+
+TEST_CASE("accumulate_grad: the leaf keeps the tensor, but not one that a hook gave") {
+  Tensor w = leaf({1, 2});
+  Tensor g = full({2}, 3.0), mine = full({2}, 5.0);
+  autograd::accumulate_grad(w, g);
+  CHECK(w.grad().const_data<float>() == g.const_data<float>());
+  w.set_grad({});
+  const HookHandle handle = register_hook(w, [&](const Tensor&) { return mine; });
+  autograd::accumulate_grad(w, g);
+  CHECK(equal(w.grad(), mine));
+  CHECK(w.grad().const_data<float>() != mine.const_data<float>());
+}
+
 TEST_CASE("destination: grad() leaves it alone, and a hook may replace what lies in it") {
   Tensor w = leaf({1, 2}), bucket = full({2}, 7.0);
   autograd::leaf_of("test", w).set_destination(bucket);

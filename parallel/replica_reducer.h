@@ -1,0 +1,38 @@
+// ReplicaReducer: where the gradients of the replicas of a model lie, and how they become one.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <tandem/autograd/node.h>
+
+namespace tandem::parallel {
+
+/// Gives the gradients of each replica a place in that replica's bucket, one for each dtype, and sums them: at the end
+/// of a backward, all devices at once, each a slice of every bucket. The sums are written to the buckets of all
+/// replicas and not to the first alone. Reading another core's memory leaves a line that both share, and the next
+/// backward's write to such a line is several times as slow as to one that some core has written last.
+class ReplicaReducer {
+ public:
+  /// A parameter as its replicas see it: replica i's leaf.
+  struct Leaves {
+    Tensor master;
+    std::vector<std::shared_ptr<autograd::LeafNode>> replicas;
+  };
+  /// `replica_devices[i]` is where replica i is; `devices` are the same, each once.
+  ReplicaReducer(std::vector<Leaves> parameters, std::span<const Device> replica_devices, std::vector<Device> devices);
+  /// Where device i's share of parameter number `index` begins, for i up to the number of devices, where it ends.
+  std::vector<int64_t> cuts(std::size_t index) const;
+  /// Adds the gradients that the replicas have to those of the masters, whose hooks see the sums. The order is a
+  /// balanced binary tree over the replicas, so that the bits depend on no device and no thread.
+  void reduce();
+  /// Drops the gradients that the replicas have.
+  void discard();
+
+ private:
+  std::vector<Leaves> parameters_;
+  std::vector<Device> devices_;
+  std::vector<std::vector<int64_t>> cuts_;
+};
+
+}  // namespace tandem::parallel
