@@ -15,6 +15,11 @@ GradModeGuard::~GradModeGuard() { t_thread_context.record_gradients = previous_;
 namespace autograd {
 namespace {
 std::atomic<std::uint64_t> next_sequence{1};
+
+// A leaf that was converted since it got its destination no longer uses it.
+bool fits(const Tensor& memory, const Shape& shape, DType dtype, Device device) {
+  return memory.defined() && memory.dtype() == dtype && memory.device() == device && memory.shape() == shape;
+}
 }  // namespace
 
 Node::Node(const char* node_name)
@@ -70,7 +75,7 @@ void LeafNode::backward(Gradients& gradients) {
     std::lock_guard lock(mutex_);
     if (grad_.defined()) {
       grad_.add_(g);
-    } else if (destination_.defined()) {
+    } else if (fits(destination_, owner->shape, owner->dtype, owner->storage->device())) {
       if (g.raw().data != destination_.raw().data) destination_.copy_(g);
       grad_ = destination_;
     } else {
@@ -120,7 +125,8 @@ Tensor Gradients::memory_for(std::size_t input) const {
   const Edge& edge = node_.inputs[input];
   const TensorMeta meta = edge.node->meta(edge.output);
   if (LeafNode* leaf = edge.node->as_leaf(); leaf != nullptr && demands_[input] == Demand::only)
-    if (Tensor destination = leaf->destination(); destination.defined()) return destination;
+    if (Tensor destination = leaf->destination(); fits(destination, meta.shape, meta.dtype, meta.device))
+      return destination;
   return empty(meta.shape, {.dtype = meta.dtype, .device = meta.device});
 }
 

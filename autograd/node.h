@@ -120,6 +120,7 @@ struct Meta final : AutogradSlot {
   std::shared_ptr<Node> grad_fn;     // of a recorded result
   std::uint32_t output = 0;          // which output of grad_fn
   std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
+  std::shared_ptr<const StepHook> before_first_step;  // several parameters may share one, which is called once
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);

@@ -88,6 +88,7 @@ class Optimizer : public Stateful {
   std::vector<double> setting_values(std::size_t group) const;
   Tensor checked_gradient(std::size_t index) const;
   void prepare_buffers(Slot& slot) const;
+  void call_first_step_hooks();
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;
