@@ -8,6 +8,7 @@
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/backward_end.h>
 #include <tandem/parallel/consistency.h>
+#include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/unused_parameters.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
@@ -154,6 +155,9 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   for (const nn::Module* part : module->modules())
     check(dynamic_cast<const DistributedDataParallel*>(part) == nullptr, kName,
           "the module contains a DistributedDataParallel already; wrap the whole model once");
+  for (const nn::Module* part : module->modules())
+    check(dynamic_cast<const DataParallel*>(part) == nullptr, kName,
+          "the module contains a DataParallel; a process works on one device: start more processes instead");
   check(options.device_ids.size() <= 1, kName, "device_ids has {} entries; a process works on one device",
         options.device_ids.size());
   const std::vector<std::int64_t> caps = {bytes_of_mb("first_bucket_mb", options.first_bucket_mb),

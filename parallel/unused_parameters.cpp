@@ -79,13 +79,13 @@ std::exception_ptr UnusedParameters::end() {
 
 void UnusedParameters::abandon(const std::string& reason) {
   reducer_.fail_rest(reason);
+  Work work;
   try {
-    const Work work = group_->fail(reason);
-    (void)reducer_.wait();
-    work.wait();
-  } catch (const std::exception&) {
-    (void)reducer_.wait();  // the backward's own error is on its way
+    work = group_->fail(reason);
+  } catch (const std::exception&) {  // the backward's own error is on its way
   }
+  (void)reducer_.wait();
+  (void)work.exception();
 }
 
 }  // namespace tandem::parallel

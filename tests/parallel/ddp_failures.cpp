@@ -165,6 +165,8 @@ void construction(const Group& group) {
     net->requires_grad_(false);
     wrap(net, {});
   });
+  require_error({"contains a DataParallel;", "one device"},
+                [&] { wrap(std::make_shared<parallel::DataParallel>(make_mlp()), {}); });
   require_error({"contains a DistributedDataParallel already"}, [&] {
     wrap(std::make_shared<DistributedDataParallel>(make_mlp(), DistributedDataParallelOptions{.process_group = group}), {});
   });

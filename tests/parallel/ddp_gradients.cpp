@@ -228,6 +228,27 @@ void hooks(const Group& group) {
   require_close(net->parameters()[1].grad(), expected[1], 1e-12, "another parameter");
 }
 
+// Two wrapped models in one backward, and one optimizer for both.
+void two_models(const Group& group) {
+  auto loss = [](nn::Module& f, nn::Module& g, int r) { return mean(f(input_of(r, 1)) * g(input_of(r, 2))); };
+  const auto f_alone = make_mlp(float64, 1), g_alone = make_mlp(float64, 2);
+  for (int r = 0; r < group->size(); ++r) (loss(*f_alone, *g_alone, r) * (1.0 / group->size())).backward();
+  const auto f = make_mlp(float64, 1), g = make_mlp(float64, 2);
+  DistributedDataParallel f_ddp(f, {.process_group = group}), g_ddp(g, {.process_group = group});
+  std::vector<Tensor> all = f->parameters();
+  for (const Tensor& p : g->parameters()) all.push_back(p);
+  optim::SGD optimizer(all, {.lr = 0});
+  for (int step = 0; step < 3; ++step) {
+    loss(f_ddp, g_ddp, group->rank()).backward();
+    for (std::size_t i = 0; i < 4; ++i) {
+      require_close(f->parameters()[i].grad(), f_alone->parameters()[i].grad(), 1e-12, "the first model");
+      require_close(g->parameters()[i].grad(), g_alone->parameters()[i].grad(), 1e-12, "the second model");
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
 void life_of_the_wrapper(const Group& group) {
   const auto expected = expected_gradients(*make_mlp(), group, square);
   const auto net = make_mlp();
@@ -305,11 +326,11 @@ void buffers(const Group& group) {
   struct Counter : nn::Module {
     Tensor forward(const Tensor& x) override {
       if (is_training()) count.add_(1 + index);
-      return linear(x) + offset;
+      return linear(x) * factor;
     }
     nn::Linear linear = register_module("linear", nn::Linear(6, 4));
     nn::Buffer count = register_buffer("count", zeros({2}, {.dtype = int64}));
-    nn::Buffer offset = register_buffer("offset", zeros({4}, {.dtype = float64}));
+    nn::Buffer factor = register_buffer("factor", ones({4}, {.dtype = float64}));
     int index = 0;
   };
   for (const bool broadcast : {true, false}) {
@@ -345,6 +366,7 @@ std::vector<DdpCase> gradient_cases() {
           {"life in the bucket", life_in_the_bucket},
           {"evaluation", evaluation},
           {"hooks", hooks},
+          {"two models", two_models},
           {"life of the wrapper", life_of_the_wrapper},
           {"unused parameters", unused_parameters},
           {"buffers", buffers}};

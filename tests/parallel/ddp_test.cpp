@@ -5,6 +5,32 @@
 
 using namespace tandem;
 
+// Each rank's model is on a device of its own, while the group's memory is the CPU's.
+TEST_CASE("ranks work on CPU devices of their own") {
+  const int before = device_count(DeviceType::cpu);
+  set_cpu_device_count(2);
+  test::run_ranks(2, [](const test::Group& group) {
+    const auto net = test::make_mlp(), alone = test::make_mlp();
+    const Device device(DeviceType::cpu, group->rank());
+    net->to(device);
+    parallel::DistributedDataParallel ddp(net, {.device_ids = {device}, .process_group = group});
+    optim::SGD optimizer(ddp.parameters(), {.lr = 0.1});
+    const Tensor x = test::wave({7, 6}, 1), y = test::labels(7, 4, 1);
+    const nn::CrossEntropyLoss loss_fn;
+    for (int step = 0; step < 3; ++step) {
+      alone->zero_grad();
+      loss_fn((*alone)(x), y).backward();
+      ddp.loss(loss_fn, test::part(x, group).to(device), test::part(y, group).to(device)).backward();
+      for (std::size_t i = 0; i < 4; ++i) {
+        test::require(net->parameters()[i].grad().device() == device, "a gradient is where its parameter is");
+        test::require_close(net->parameters()[i].grad().to(Device()), alone->parameters()[i].grad(), 1e-12, "a gradient");
+      }
+      optimizer.zero_grad();
+    }
+  });
+  set_cpu_device_count(before);
+}
+
 TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
   for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::mechanism_cases(),
                             test::failure_cases(), test::consistency_cases()})
