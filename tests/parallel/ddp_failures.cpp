@@ -146,7 +146,10 @@ void changed_after_wrapping(const Group& group) {
   require_error({"parameter 'a.weight' was unfrozen"}, [&] { frozen(x); });
   half->a->weight.requires_grad_(false);
   half->b->weight.set_data(ones({3, 2}, {.dtype = float64}));
+  half->b->bias.set_data(ones({3}, {.dtype = float64}));
   require_error({"parameter 'b.weight' was changed from shape"}, [&] { frozen(x); });
+  sum((*half)(x)).backward();  // its place in the bucket is too small
+  require(half->b->weight.grad().shape() == Shape{3, 2}, "the module on its own");
 }
 
 void construction(const Group& group) {

@@ -258,8 +258,8 @@ void life_of_the_wrapper(const Group& group) {
   loss.backward();
   require_gradients(*net, expected, "a backward after the wrapper is gone");
   loss = {};
-  require(!autograd::leaf_of("test", net->parameters()[0]).destination().defined(), "its buckets are gone with the graph");
   net->zero_grad();
+  require(!autograd::leaf_of("test", net->parameters()[0]).destination().defined(), "its buckets are gone with the graph");
   const auto alone = make_mlp();
   square(*alone, group->rank()).backward();
   square(*net, group->rank()).backward();
@@ -299,19 +299,25 @@ void unused_parameters(const Group& group) {
     }
     net->zero_grad();
   }
-  // An old gradient of a parameter that no rank uses now keeps its bits.
+  // An old gradient of a parameter that no rank uses now keeps its bits; another average of it would not, once clipped.
   net->use_b = true;
   square(ddp, group->rank()).backward();
+  net->b->weight.grad().mul_(0.37);
   const Tensor old = net->b->weight.grad().clone();
   net->use_b = false;
   net->a->zero_grad();
   square(ddp, group->rank()).backward();
   require(equal(net->b->weight.grad(), old), "untouched");
+  net->zero_grad();
+  square(ddp, group->rank()).backward();
+  require(!net->b->weight.grad().defined(), "no rank uses it any more");
   // Two graphs, a backward of each: what only the second reaches is not given up in the first.
   net->zero_grad();
   const Tensor first = square(ddp, group->rank());
   net->use_b = true;
   const Tensor second = square(ddp, group->rank());
+  net->use_b = false;
+  const Tensor third = square(ddp, group->rank());
   first.backward();
   second.backward();
   Branches alone;
