@@ -86,7 +86,8 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
   group.all_gather(all, to_tensor(mine, longest)).wait();
   std::vector<std::string> texts;
   for (int r = 0; r < group.size(); ++r)
-    texts.push_back(to_text(all[r].contiguous()).substr(0, static_cast<std::size_t>(sizes[static_cast<std::size_t>(r)])));
+    texts.push_back(
+        to_text(all[r].contiguous()).substr(0, static_cast<std::size_t>(sizes[static_cast<std::size_t>(r)])));
   return texts;
 }
 
@@ -138,23 +139,24 @@ void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char*
   if (odd == digests.end()) return;
   const int other = static_cast<int>(odd - digests.begin());
   const std::vector<std::string> texts = gather_texts(group, text);
-  std::vector<std::string> first = split(texts.front(), '\n'), second = split(texts[static_cast<std::size_t>(other)], '\n');
+  std::vector<std::string> first = split(texts.front(), '\n'),
+                           second = split(texts[static_cast<std::size_t>(other)], '\n');
   std::size_t at = 0;
   while (at < first.size() && at < second.size() && first[at] == second[at]) ++at;
   auto look = [&](const std::vector<std::string>& lines) {
     return at < lines.size() ? lines[at].substr(0, lines[at].find('\t')) : std::string("nothing more");
   };
   const bool alike = look(first) == look(second);
-  const std::string what =
-      alike ? difference(group, entries[at], other)
-            : fmt::format("rank 0 has {}, where rank {} has {}", look(first), other, look(second));
-  throw CommError(other, fmt::format("rank {} of {}: the ranks differ: {}; {}", group.rank(), group.size(), what, advice));
+  const std::string what = alike ? difference(group, entries[at], other)
+                                 : fmt::format("rank 0 has {}, where rank {} has {}", look(first), other, look(second));
+  throw CommError(other,
+                  fmt::format("rank {} of {}: the ranks differ: {}; {}", group.rank(), group.size(), what, advice));
 }
 
 void add(std::vector<Entry>& entries, const char* kind, const NamedTensors& tensors, bool contents) {
   for (const auto& [name, t] : tensors)
-    entries.push_back({fmt::format("{} '{}'", kind, name), fmt::format("{} {}", t.dtype(), t.shape()),
-                       contents ? t : Tensor()});
+    entries.push_back(
+        {fmt::format("{} '{}'", kind, name), fmt::format("{} {}", t.dtype(), t.shape()), contents ? t : Tensor()});
 }
 
 std::vector<Entry> entries_of(const nn::Module& model, bool contents, bool buffers) {

@@ -103,8 +103,7 @@ struct DistributedDataParallel::State final : BackwardListener {
     const auto start = std::chrono::steady_clock::now();
     if (grad_enabled()) {
       check_unchanged();
-      if (synchronised && broadcast_buffers && module->is_training())
-        broadcast_tensors(module->buffers(), 0, *group);
+      if (synchronised && broadcast_buffers && module->is_training()) broadcast_tensors(module->buffers(), 0, *group);
     }
     const RandomStream stream(group->rank());
     auto result = run(*module);
@@ -174,8 +173,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
       check(id.resolve(p.device().type()) == p.device(), kName, "'{}' is on {}, but device_ids says {}", name,
             p.device(), id.resolve(p.device().type()));
   }
-  check(!trained.empty(), kName,
-        "no parameter requires grad, so there is nothing to average; use the module itself");
+  check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
   verify_structure(*module, *s.group);
   std::vector<Tensor> all = module->parameters();
   for (Tensor& b : module->buffers()) all.push_back(b);

@@ -57,8 +57,8 @@ class DistributedDataParallel : public nn::Module {
   Tensor forward(const Tensor& x) override;
   std::vector<Tensor> forward_all(std::span<const Tensor> inputs) override;
 
-  /// criterion(model(x), y), scaled so that the averaged gradient is that of the loss of all ranks' rows together: for a
-  /// mean also when ranks have different numbers of rows or none, for Reduction::sum the gradient of the whole sum.
+  /// criterion(model(x), y), scaled so that the averaged gradient is that of the loss of all ranks' rows together: for
+  /// a mean also when ranks have different numbers of rows or none, for Reduction::sum the gradient of the whole sum.
   /// The average over the ranks of the values is the value for all rows: all_reduce(value, {.op = ReduceOp::avg}) of
   /// value = loss.detach().clone() gives it. A mean adds up one number over the ranks, also under NoGradGuard; it is
   /// sent before the forward where the targets tell it. Error for Reduction::none.

@@ -55,7 +55,7 @@ struct Reducer::State {
   bool rebuild = false, rebuild_due = false, rebuilt = false, armed = false;
   std::vector<Entry> entries;
   std::vector<Filled> buckets;
-  std::vector<Flight> flights;  // what this backward has started, a collective a bucket
+  std::vector<Flight> flights;     // what this backward has started, a collective a bucket
   std::vector<std::size_t> order;  // of arrival in this backward
   std::exception_ptr error;        // of this rank, in this backward
   std::mutex mutex;                // in a graph on several devices, hooks run on several threads

@@ -12,10 +12,10 @@ namespace tandem::parallel {
 
 /// Gradients in buckets. Each parameter's gradient is written straight into its place in a bucket, and stays there.
 ///
-/// Note [Launch order]: in every backward that it is armed for, each rank starts exactly one collective for each bucket,
-/// in the order of the plan, which is the same on all ranks. A bucket is launched when it is complete and all before it
-/// have been launched. A rank that cannot complete a bucket starts ProcessGroup::fail in its place: the others get the
-/// reason, and the ranks stay in step whatever goes wrong on one of them.
+/// Note [Launch order]: in every backward that it is armed for, each rank starts exactly one collective for each
+/// bucket, in the order of the plan, which is the same on all ranks. A bucket is launched when it is complete and all
+/// before it have been launched. A rank that cannot complete a bucket starts ProcessGroup::fail in its place: the
+/// others get the reason, and the ranks stay in step whatever goes wrong on one of them.
 class Reducer {
  public:
   /// The parameters that require grad, in the order in which they are registered, the same on all ranks. The first plan

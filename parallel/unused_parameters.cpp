@@ -70,7 +70,8 @@ std::exception_ptr UnusedParameters::end() {
   if (error) return error;
   bits = used.data<std::int32_t>();
   for (std::size_t i = 0; i < reducer_.size(); ++i)
-    if (bits[i] != 0 && !reducer_.parameter(i).grad().defined()) Tensor(reducer_.parameter(i)).set_grad(reducer_.view(i));
+    if (bits[i] != 0 && !reducer_.parameter(i).grad().defined())
+      Tensor(reducer_.parameter(i)).set_grad(reducer_.view(i));
   for (const auto& [i, gradient] : kept_)
     if (bits[i] == 0) reducer_.parameter(i).grad().copy_(gradient);
   kept_.clear();

@@ -1,5 +1,5 @@
-// What DistributedDataParallel must do, as functions that every rank of a group runs: over threads in ddp_test.cpp, over
-// processes in distributed_program.cpp. They throw Error where something does not hold.
+// What DistributedDataParallel must do, as functions that every rank of a group runs: over threads in ddp_test.cpp,
+// over processes in distributed_program.cpp. They throw Error where something does not hold.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,8 +26,8 @@ std::vector<DdpCase> consistency_cases();
 
 /// Runs every case; an error names it.
 inline void run_ddp_cases(const Group& group) {
-  for (const auto& cases : {equality_cases(), gradient_cases(), loss_cases(), mechanism_cases(), failure_cases(),
-                            consistency_cases()})
+  for (const auto& cases :
+       {equality_cases(), gradient_cases(), loss_cases(), mechanism_cases(), failure_cases(), consistency_cases()})
     for (const DdpCase& c : cases) try {
         c.run(group);
       } catch (const std::exception& e) {

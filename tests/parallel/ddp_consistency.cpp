@@ -14,7 +14,8 @@ void differs(const Group& group, std::initializer_list<std::string> parts, const
   if (group->size() == 1) return body();
   const std::string text = require_error(parts, body);
   const std::string last = fmt::format("rank {}", group->size() - 1);
-  require(text.find(fmt::format("rank {} of {}: ", group->rank(), group->size())) == 0, "the text begins with the rank");
+  require(text.find(fmt::format("rank {} of {}: ", group->rank(), group->size())) == 0,
+          "the text begins with the rank");
   require(text.find("rank 0") != std::string::npos && text.find(last) != std::string::npos, "both ranks are named");
 }
 
@@ -24,8 +25,11 @@ std::shared_ptr<nn::SequentialImpl> two(nn::Linear a, nn::Linear b) {
 
 void structure(const Group& group) {
   const bool odd = odd_one(group);
-  auto wrap = [&](const std::shared_ptr<nn::Module>& net) { DistributedDataParallel ddp(net, {.process_group = group}); };
-  differs(group, {"parameter '0.weight': float32 {2, 2}", "parameter '0.weight': float32 {3, 2}", "build the same model"},
+  auto wrap = [&](const std::shared_ptr<nn::Module>& net) {
+    DistributedDataParallel ddp(net, {.process_group = group});
+  };
+  differs(group,
+          {"parameter '0.weight': float32 {2, 2}", "parameter '0.weight': float32 {3, 2}", "build the same model"},
           [&] { wrap(two(nn::Linear(2, odd ? 3 : 2), nn::Linear(2, 2))); });
   differs(group, {"'1.bias': float32 {2}", "nothing more"},
           [&] { wrap(two(nn::Linear(2, 2), nn::Linear(2, 2, nn::LinearOptions{.bias = !odd}))); });
@@ -65,7 +69,8 @@ void values(const Group& group) {
   parallel::check_consistency(net, group);
   net.a->weight.copy_(ones({2, 3}));
   if (odd_one(group)) net.a->weight.detach().select(0, 1).select(0, 2).fill_(1.25);
-  differs(group, {"element (1, 2) of parameter 'a.weight' is 1 on rank 0, but 1.25 on rank", "broadcast_state"}, check_all);
+  differs(group, {"element (1, 2) of parameter 'a.weight' is 1 on rank 0, but 1.25 on rank", "broadcast_state"},
+          check_all);
   parallel::broadcast_state(net, group);
   check_all();
   if (group->size() > 1) require(equal(net.a->weight.detach(), ones({2, 3})), "rank 0's weights");
@@ -100,8 +105,8 @@ void broadcast_state(const Group& group) {
   if (group->size() == 1) return;
   optim::SGD other(net->parameters(), {.momentum = 0.9});
   Stateful& mine = odd_one(group) ? static_cast<Stateful&>(other) : optimizer;
-  require_error({fmt::format("rank {} of {}: rank {} cannot take over rank 0's optimizer: ", group->rank(), group->size(),
-                             group->size() - 1)},
+  require_error({fmt::format("rank {} of {}: rank {} cannot take over rank 0's optimizer: ", group->rank(),
+                             group->size(), group->size() - 1)},
                 [&] { parallel::broadcast_state(mine, group); });
   require(other.lr() == optim::SGDOptions().lr, "nothing is changed");
 }
@@ -140,7 +145,8 @@ void first_step(const Group& group) {
 }  // namespace
 
 std::vector<DdpCase> consistency_cases() {
-  return {{"structure", structure}, {"values", values}, {"broadcast_state", broadcast_state}, {"first step", first_step}};
+  return {
+      {"structure", structure}, {"values", values}, {"broadcast_state", broadcast_state}, {"first step", first_step}};
 }
 
 }  // namespace tandem::test

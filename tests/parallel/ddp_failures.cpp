@@ -43,13 +43,15 @@ void unused_is_an_error(const Group& group) {
     const Tensor x = ones({1, 2}, {.dtype = float64});
     for (int step = 0; step < 2; ++step) {  // before and after the order is rebuilt
       net->both = false;
-      require_error({"'b.", "got no gradient in this backward", rank_text(group, group->rank()), "find_unused_parameters"},
-                    [&] { sum(ddp(x)).backward(); });
+      require_error(
+          {"'b.", "got no gradient in this backward", rank_text(group, group->rank()), "find_unused_parameters"},
+          [&] { sum(ddp(x)).backward(); });
       require_working(*net, ddp, group);
       // One rank alone: the others are told.
       const int odd = group->size() - 1;
       net->both = group->rank() != odd;
-      require_error({"'b.", "got no gradient in this backward", rank_text(group, odd)}, [&] { sum(ddp(x)).backward(); });
+      require_error({"'b.", "got no gradient in this backward", rank_text(group, odd)},
+                    [&] { sum(ddp(x)).backward(); });
       require_working(*net, ddp, group);
     }
   }
@@ -68,13 +70,14 @@ void a_backward_that_throws(const Group& group) {
   for (const double cap : {1e-6, 1.0})
     for (const bool find : {false, true}) {
       const auto net = std::make_shared<FirstOnly>();
-      DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = cap, .find_unused_parameters = find,
-                                        .first_bucket_mb = cap});
+      DistributedDataParallel ddp(
+          net, {.process_group = group, .bucket_cap_mb = cap, .find_unused_parameters = find, .first_bucket_mb = cap});
       const Tensor x = ones({1, 2}, {.dtype = float64});
       for (int step = 0; step < 2; ++step) {
         std::optional<autograd::HookHandle> hook;
         if (group->rank() == 0)
-          hook = autograd::register_hook(net->a->weight, [](const Tensor&) -> Tensor { throw Error("spilled coffee"); });
+          hook =
+              autograd::register_hook(net->a->weight, [](const Tensor&) -> Tensor { throw Error("spilled coffee"); });
         if (group->rank() == 0)
           require_error({"spilled coffee"}, [&] { sum(ddp(x)).backward(); });
         else
@@ -159,7 +162,8 @@ void construction(const Group& group) {
   };
   require_error({"the module is empty"}, [&] { wrap(nullptr, {}); });
   require_error({"device_ids has 2 entries"}, [&] { wrap(make_mlp(), {.device_ids = {"cpu:0", "cpu:1"}}); });
-  require_error({"'0.weight' is on cpu:0, but device_ids says cpu:1"}, [&] { wrap(make_mlp(), {.device_ids = {"cpu:1"}}); });
+  require_error({"'0.weight' is on cpu:0, but device_ids says cpu:1"},
+                [&] { wrap(make_mlp(), {.device_ids = {"cpu:1"}}); });
   wrap(make_mlp(), {.device_ids = {"cpu:0"}});
   require_error({"bucket_cap_mb is 0"}, [&] { wrap(make_mlp(), {.bucket_cap_mb = 0}); });
   require_error({"first_bucket_mb is -1"}, [&] { wrap(make_mlp(), {.first_bucket_mb = -1}); });
@@ -171,19 +175,17 @@ void construction(const Group& group) {
   require_error({"contains a DataParallel;", "one device"},
                 [&] { wrap(std::make_shared<parallel::DataParallel>(make_mlp()), {}); });
   require_error({"contains a DistributedDataParallel already"}, [&] {
-    wrap(std::make_shared<DistributedDataParallel>(make_mlp(), DistributedDataParallelOptions{.process_group = group}), {});
+    wrap(std::make_shared<DistributedDataParallel>(make_mlp(), DistributedDataParallelOptions{.process_group = group}),
+         {});
   });
 }
 
 }  // namespace
 
 std::vector<DdpCase> failure_cases() {
-  return {{"unused is an error", unused_is_an_error},
-          {"no gradient at all", no_gradient_at_all},
-          {"a backward that throws", a_backward_that_throws},
-          {"used outside", used_outside},
-          {"changed after wrapping", changed_after_wrapping},
-          {"construction", construction}};
+  return {{"unused is an error", unused_is_an_error},         {"no gradient at all", no_gradient_at_all},
+          {"a backward that throws", a_backward_that_throws}, {"used outside", used_outside},
+          {"changed after wrapping", changed_after_wrapping}, {"construction", construction}};
 }
 
 }  // namespace tandem::test

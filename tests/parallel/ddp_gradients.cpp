@@ -31,8 +31,8 @@ void require_gradients(const nn::Module& model, const std::vector<Tensor>& expec
 }
 Tensor square(nn::Module& model, int r) { return mean(pow(model(input_of(r)), 2)); }
 
-// pytorch#41324, #105723, huggingface/transformers#24970: a shared parameter, or several forwards before a backward, were
-// "marked as ready twice".
+// pytorch#41324, #105723, huggingface/transformers#24970: a shared parameter, or several forwards before a backward,
+// were "marked as ready twice".
 void tied_and_used_twice(const Group& group) {
   struct Tied : nn::Module {
     Tied() { shared = register_parameter("shared", a->weight); }
@@ -252,14 +252,16 @@ void two_models(const Group& group) {
 void life_of_the_wrapper(const Group& group) {
   const auto expected = expected_gradients(*make_mlp(), group, square);
   const auto net = make_mlp();
-  auto ddp = std::make_unique<DistributedDataParallel>(net, parallel::DistributedDataParallelOptions{.process_group = group});
+  auto ddp =
+      std::make_unique<DistributedDataParallel>(net, parallel::DistributedDataParallelOptions{.process_group = group});
   Tensor loss = square(*ddp, group->rank());
   ddp.reset();
   loss.backward();
   require_gradients(*net, expected, "a backward after the wrapper is gone");
   loss = {};
   net->zero_grad();
-  require(!autograd::leaf_of("test", net->parameters()[0]).destination().defined(), "its buckets are gone with the graph");
+  require(!autograd::leaf_of("test", net->parameters()[0]).destination().defined(),
+          "its buckets are gone with the graph");
   const auto alone = make_mlp();
   square(*alone, group->rank()).backward();
   square(*net, group->rank()).backward();
@@ -280,8 +282,8 @@ void unused_parameters(const Group& group) {
   const auto net = std::make_shared<Branches>();
   net->to(float64);
   fill(*net);
-  DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 1e-5, .find_unused_parameters = true,
-                                    .first_bucket_mb = 1e-5});
+  DistributedDataParallel ddp(
+      net, {.process_group = group, .bucket_cap_mb = 1e-5, .find_unused_parameters = true, .first_bucket_mb = 1e-5});
   for (int step = 0; step < 3; ++step) {
     net->use_b = step > 0 && group->rank() == 0;
     square(ddp, group->rank()).backward();
@@ -349,7 +351,8 @@ void buffers(const Group& group) {
     require(net->count.to_vector<int>().front() == 0, "rank 0's buffers at wrapping");
     for (int i = 0; i < 3; ++i) square(ddp, group->rank()).backward();
     const int own = 1 + group->rank();
-    require(net->count.to_vector<int>().back() == (broadcast ? 2 + own : 3 * own), "rank 0's buffers, then this rank's change");
+    require(net->count.to_vector<int>().back() == (broadcast ? 2 + own : 3 * own),
+            "rank 0's buffers, then this rank's change");
     // The graph saves what it multiplies by; values that are the same already are not written.
     const Tensor one = square(ddp, group->rank()), two = square(ddp, group->rank());
     (one + two).backward();

@@ -90,7 +90,8 @@ void no_sync_and_evaluation(const Group& group) {
     require_close(average(value, group), loss_fn((*alone)(x), y), 1e-12, "the value under NoGradGuard");
   }
   for (std::size_t i = 0; i < net->parameters().size(); ++i)
-    require_close(net->parameters()[i].grad(), alone->parameters()[i].grad(), 1e-12, "two batches, one of them no_sync");
+    require_close(net->parameters()[i].grad(), alone->parameters()[i].grad(), 1e-12,
+                  "two batches, one of them no_sync");
 }
 
 void errors(const Group& group) {

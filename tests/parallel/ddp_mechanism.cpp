@@ -48,9 +48,8 @@ void launched_while_backward_runs(const Group& group) {
   const auto spy = std::make_shared<Spy>(group);
   const auto net = make_mlp();
   std::size_t before_last = 0;
-  const auto last = autograd::register_post_accumulate_grad_hook(net->parameters()[0], [&](const Tensor&) {
-    before_last = spy->reduced.size();
-  });
+  const auto last = autograd::register_post_accumulate_grad_hook(
+      net->parameters()[0], [&](const Tensor&) { before_last = spy->reduced.size(); });
   // Buckets: {2.bias}, {2.weight}, {0.bias}, {0.weight}, in some order that arrival decides.
   DistributedDataParallel ddp(net, {.process_group = spy, .bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5});
   require(ddp.logging_data().buckets.size() == 4, "a bucket for each parameter");
@@ -93,8 +92,9 @@ void all_but_the_last(const Group& group) {
   std::vector<std::size_t> launched;
   std::vector<autograd::HookHandle> handles;
   for (int i = 4; i >= 0; --i)
-    handles.push_back(autograd::register_post_accumulate_grad_hook(
-        net->layers[static_cast<std::size_t>(i)]->weight, [&](const Tensor&) { launched.push_back(spy->reduced.size()); }));
+    handles.push_back(
+        autograd::register_post_accumulate_grad_hook(net->layers[static_cast<std::size_t>(i)]->weight,
+                                                     [&](const Tensor&) { launched.push_back(spy->reduced.size()); }));
   DistributedDataParallel ddp(net, {.process_group = spy, .bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5});
   sum(ddp(ones({2, 4}))).backward();
   require(launched == std::vector<std::size_t>{0, 1, 2, 3, 4}, "each bucket is launched before the next gradient");
@@ -114,7 +114,8 @@ void rebuilt_once(const Group& group) {
   DistributedDataParallel ddp(net, {.process_group = spy});
   require(spy->allocations.size() == 1, "one bucket");
   using Names = std::vector<std::string>;
-  require(ddp.logging_data().buckets.front().parameters == Names{"b.bias", "b.weight", "a.bias", "a.weight"}, "reverse");
+  require(ddp.logging_data().buckets.front().parameters == Names{"b.bias", "b.weight", "a.bias", "a.weight"},
+          "reverse");
   require(ddp.logging_data().buckets.front().bytes == 4 * (9 + 3) * 2, "bytes");
   Names first;
   for (int step = 0; step < 4; ++step) {
@@ -132,8 +133,9 @@ void rebuilt_once(const Group& group) {
     if (step % 2 == 0) net->zero_grad();  // gradients that exist move to the new buckets
   }
   require(spy->allocations.size() <= 2, "once");
-  const Tensor plan = tensor(std::vector<std::int64_t>{ddp.logging_data().buckets.front().parameters.front() == "a.bias",
-                                                       ddp.logging_data().buckets.front().parameters.front() == "b.bias"});
+  const Tensor plan =
+      tensor(std::vector<std::int64_t>{ddp.logging_data().buckets.front().parameters.front() == "a.bias",
+                                       ddp.logging_data().buckets.front().parameters.front() == "b.bias"});
   require_close(average(plan.to(float64), group), plan.to(float64), 0, "the order on all ranks");
 }
 

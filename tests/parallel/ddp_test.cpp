@@ -23,7 +23,8 @@ TEST_CASE("ranks work on CPU devices of their own") {
       ddp.loss(loss_fn, test::part(x, group).to(device), test::part(y, group).to(device)).backward();
       for (std::size_t i = 0; i < 4; ++i) {
         test::require(net->parameters()[i].grad().device() == device, "a gradient is where its parameter is");
-        test::require_close(net->parameters()[i].grad().to(Device()), alone->parameters()[i].grad(), 1e-12, "a gradient");
+        test::require_close(net->parameters()[i].grad().to(Device()), alone->parameters()[i].grad(), 1e-12,
+                            "a gradient");
       }
       optimizer.zero_grad();
     }

@@ -84,12 +84,12 @@ class LocalGroup final : public parallel::ProcessGroup {
         const bool failed = parts[k].operation == Operation::fail;
         if (parts[r].operation == Operation::fail || round.errors[r]) continue;
         if (failed)
-          round.errors[r] = std::make_exception_ptr(parallel::CommError(
-              static_cast<int>(k), fmt::format("rank {} of {}: {}", r, size(), parts[k].message)));
-        else if (const auto a = fingerprint(parts[r], number), b = fingerprint(parts[k], number); a != b)
           round.errors[r] = std::make_exception_ptr(
-              parallel::CommError(static_cast<int>(k), fmt::format("rank {} of {}: the ranks disagree: {} and {}", r,
-                                                                   size(), describe(a), describe(b))));
+              parallel::CommError(static_cast<int>(k), fmt::format("rank {} of {}: {}", r, size(), parts[k].message)));
+        else if (const auto a = fingerprint(parts[r], number), b = fingerprint(parts[k], number); a != b)
+          round.errors[r] = std::make_exception_ptr(parallel::CommError(
+              static_cast<int>(k),
+              fmt::format("rank {} of {}: the ranks disagree: {} and {}", r, size(), describe(a), describe(b))));
       }
     for (const auto& error : round.errors)
       if (error) return;
