@@ -169,7 +169,7 @@ std::vector<Entry> entries_of(const nn::Module& model, bool contents, bool buffe
   return entries;
 }
 
-constexpr const char* kSameModel = "build the same model on every rank";
+constexpr const char* kSameModel = "build and wrap the same model on every rank";
 constexpr const char* kSameState =
     "what one rank alone has changed or loaded must reach the others, as with broadcast_state";
 
@@ -179,8 +179,12 @@ std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& gr
 
 }  // namespace
 
-void verify_structure(const nn::Module& model, ProcessGroup& group) {
-  compare(group, entries_of(model, false, true), kSameModel);
+void verify_structure(const nn::Module& model, ProcessGroup& group,
+                      const std::vector<std::pair<std::string, std::string>>& options) {
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : options) entries.push_back({fmt::format("option {}", name), value});
+  for (Entry& entry : entries_of(model, false, true)) entries.push_back(std::move(entry));
+  compare(group, entries, kSameModel);
 }
 
 void check_consistency(const nn::Module& model, const optim::Optimizer& optimizer,

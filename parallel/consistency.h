@@ -1,7 +1,9 @@
 // Ranks that should be alike: comparing what they have, and giving all of them what rank 0 has.
 #pragma once
 #include <memory>
-#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <tandem/nn/module.h>
 #include <tandem/optim/optimizer.h>
@@ -10,8 +12,9 @@
 namespace tandem::parallel {
 
 /// CommError on every rank unless all have parameters and buffers of the same names, shapes and types, frozen alike. It
-/// names the first difference, both ranks and what each has.
-void verify_structure(const nn::Module& model, ProcessGroup& group);
+/// names the first difference, both ranks and what each has. `options`, names and values, are compared too.
+void verify_structure(const nn::Module& model, ProcessGroup& group,
+                      const std::vector<std::pair<std::string, std::string>>& options = {});
 /// The same for the values too, and for the settings and the state of the optimizer, bit by bit: names the entry and
 /// the first element that differs, with both values. Costs one exchange of a hash when nothing does. Every rank calls
 /// it.

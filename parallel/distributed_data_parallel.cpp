@@ -174,7 +174,11 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
             p.device(), id.resolve(p.device().type()));
   }
   check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
-  verify_structure(*module, *s.group);
+  verify_structure(*module, *s.group,
+                   {{"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
+                    {"find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
+                    {"broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
+                    {"first_bucket_mb", fmt::format("{}", options.first_bucket_mb)}});
   std::vector<Tensor> all = module->parameters();
   for (Tensor& b : module->buffers()) all.push_back(b);
   broadcast_tensors(all, 0, *s.group);

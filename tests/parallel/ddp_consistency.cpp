@@ -28,9 +28,10 @@ void structure(const Group& group) {
   auto wrap = [&](const std::shared_ptr<nn::Module>& net) {
     DistributedDataParallel ddp(net, {.process_group = group});
   };
-  differs(group,
-          {"parameter '0.weight': float32 {2, 2}", "parameter '0.weight': float32 {3, 2}", "build the same model"},
-          [&] { wrap(two(nn::Linear(2, odd ? 3 : 2), nn::Linear(2, 2))); });
+  differs(
+      group,
+      {"parameter '0.weight': float32 {2, 2}", "parameter '0.weight': float32 {3, 2}", "build and wrap the same model"},
+      [&] { wrap(two(nn::Linear(2, odd ? 3 : 2), nn::Linear(2, 2))); });
   differs(group, {"'1.bias': float32 {2}", "nothing more"},
           [&] { wrap(two(nn::Linear(2, 2), nn::Linear(2, 2, nn::LinearOptions{.bias = !odd}))); });
   differs(group, {"parameter '0.weight': float32", "parameter '0.weight': float64"}, [&] {
@@ -51,6 +52,10 @@ void structure(const Group& group) {
   };
   differs(group, {"buffer 'mean': float32 {3}", "buffer 'average': float32 {3}"},
           [&] { wrap(std::make_shared<Named>(odd ? "average" : "mean")); });
+  differs(group, {"option find_unused_parameters: false", "option find_unused_parameters: true"}, [&] {
+    DistributedDataParallel ddp(make_mlp(),
+                                {.process_group = group, .find_unused_parameters = odd && group->size() > 1});
+  });
   wrap(two(nn::Linear(2, 2), nn::Linear(2, 2)));  // the group still works
 }
 

@@ -32,6 +32,38 @@ TEST_CASE("ranks work on CPU devices of their own") {
   set_cpu_device_count(before);
 }
 
+// A model on two devices: its hooks run on a thread for each.
+TEST_CASE("a rank's model may span devices") {
+  const int before = device_count(DeviceType::cpu);
+  set_cpu_device_count(2);
+  struct Halves : nn::Module {
+    Halves() {
+      to(float64);
+      test::fill(*this);
+      b->to(Device("cpu:1"));
+    }
+    Tensor forward(const Tensor& x) override { return b(relu(a(x)).to(Device("cpu:1"))).to(Device("cpu:0")) + c(x); }
+    nn::Linear a = register_module("a", nn::Linear(6, 5)), b = register_module("b", nn::Linear(5, 4)),
+               c = register_module("c", nn::Linear(6, 4));
+  };
+  test::run_ranks(2, [](const test::Group& group) {
+    const auto net = std::make_shared<Halves>(), alone = std::make_shared<Halves>();
+    parallel::DistributedDataParallel ddp(net, {.process_group = group, .first_bucket_mb = 1e-5});
+    const Tensor x = test::wave({7, 6}, 1), y = test::labels(7, 4, 1);
+    const nn::CrossEntropyLoss loss_fn;
+    for (int step = 0; step < 4; ++step) {
+      loss_fn((*alone)(x), y).backward();
+      ddp.loss(loss_fn, test::part(x, group), test::part(y, group)).backward();
+      for (std::size_t i = 0; i < 6; ++i)
+        test::require_close(net->parameters()[i].grad().to(Device()), alone->parameters()[i].grad().to(Device()), 1e-12,
+                            "a gradient");
+      net->zero_grad();
+      alone->zero_grad();
+    }
+  });
+  set_cpu_device_count(before);
+}
+
 TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
   for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::mechanism_cases(),
                             test::failure_cases(), test::consistency_cases()})
