@@ -118,6 +118,23 @@ void used_outside(const Group& group) {
   }
 }
 
+void backward_in_a_hook(const Group& group) {
+  const auto net = std::make_shared<FirstOnly>();
+  DistributedDataParallel ddp(net, {.process_group = group});
+  const Tensor x = ones({1, 2}, {.dtype = float64});
+  for (const bool through_the_wrapper : {true, false}) {
+    const Tensor inner = sum(through_the_wrapper ? ddp(x) : net->b(x));
+    const auto hook = autograd::register_hook(net->a->weight, [&](const Tensor&) {
+      inner.backward();
+      return Tensor();
+    });
+    require_error({rank_text(group, group->rank()),
+                   through_the_wrapper ? "began inside another one" : "got a gradient after it had been announced"},
+                  [&] { sum(ddp(x)).backward(); });
+  }
+  require_working(*net, ddp, group);
+}
+
 void changed_after_wrapping(const Group& group) {
   const Tensor x = ones({1, 2}, {.dtype = float64});
   const auto net = std::make_shared<FirstOnly>();
@@ -183,9 +200,13 @@ void construction(const Group& group) {
 }  // namespace
 
 std::vector<DdpCase> failure_cases() {
-  return {{"unused is an error", unused_is_an_error},         {"no gradient at all", no_gradient_at_all},
-          {"a backward that throws", a_backward_that_throws}, {"used outside", used_outside},
-          {"changed after wrapping", changed_after_wrapping}, {"construction", construction}};
+  return {{"unused is an error", unused_is_an_error},
+          {"no gradient at all", no_gradient_at_all},
+          {"a backward that throws", a_backward_that_throws},
+          {"used outside", used_outside},
+          {"a backward in a hook", backward_in_a_hook},
+          {"changed after wrapping", changed_after_wrapping},
+          {"construction", construction}};
 }
 
 }  // namespace tandem::test
