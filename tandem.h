@@ -19,6 +19,7 @@
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/consistency.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/launch/spawn.h>

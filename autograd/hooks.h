@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <tandem/tensor/callable.h>
+#include <tandem/tensor/io/state.h>
 #include <tandem/tensor/tensor.h>
 
 namespace tandem::autograd {
@@ -14,6 +15,8 @@ namespace tandem::autograd {
 using GradientHook = UniqueFunction<Tensor(const Tensor&)>;
 /// A post-accumulate hook sees the leaf, whose grad() is up to date.
 using LeafHook = UniqueFunction<void(const Tensor&)>;
+/// Called with the optimizer before a parameter's first step, when nothing has changed yet; kept until it has returned.
+using StepHook = UniqueFunction<void(const Stateful& optimizer)>;
 
 template <class Hook>
 class HookList;

@@ -120,11 +120,12 @@ class LeafNode final : public Node {
 
 /// What a tensor's autograd slot holds.
 struct Meta final : AutogradSlot {
-  bool requires_grad = false;        // of a leaf
-  std::shared_ptr<LeafNode> leaf;    // of a leaf that requires grad or did
-  std::shared_ptr<Node> grad_fn;     // of a recorded result
-  std::uint32_t output = 0;          // which output of grad_fn
-  std::shared_ptr<Tensor> retained;  // gradient kept by retain_grad
+  bool requires_grad = false;                         // of a leaf
+  std::shared_ptr<LeafNode> leaf;                     // of a leaf that requires grad or did
+  std::shared_ptr<Node> grad_fn;                      // of a recorded result
+  std::uint32_t output = 0;                           // which output of grad_fn
+  std::shared_ptr<Tensor> retained;                   // gradient kept by retain_grad
+  std::shared_ptr<const StepHook> before_first_step;  // several parameters may share one, which is called once
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);

@@ -1,5 +1,8 @@
 #include <tandem/nn/loss.h>
 
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/tensor/create.h>
+
 namespace tandem::nn {
 namespace {
 
@@ -8,6 +11,25 @@ template <class Options>
 Options placed(Options options, const Tensor& input) {
   if (options.weight.defined()) options.weight = options.weight.to(input.device());
   return options;
+}
+
+// The weights of the labels that are not ignored. A label out of range is an error of the loss itself, later.
+template <class Options>
+Tensor weights_of(const Tensor& labels, const Options& options) {
+  const NoGradGuard no_grad;
+  if (labels.dtype() != int64) return {};
+  std::vector<double> weights;
+  if (options.weight.defined()) weights = options.weight.template to_vector<double>();
+  const auto classes = static_cast<int64_t>(weights.size());
+  double sum = 0;
+  for (const int64_t label : labels.to_vector<int64_t>()) {
+    if (label == options.ignore_index) continue;
+    if (weights.empty())
+      sum += 1;
+    else if (label >= 0 && label < classes)
+      sum += weights[static_cast<std::size_t>(label)];
+  }
+  return full({}, sum, {.dtype = float64});
 }
 
 }  // namespace
@@ -20,6 +42,7 @@ Tensor CrossEntropyLoss::operator()(const Tensor& logits, const Tensor& labels) 
 LossParts CrossEntropyLoss::parts(const Tensor& logits, const Tensor& labels) const {
   return cross_entropy_parts(logits, labels, placed(options_, logits));
 }
+Tensor CrossEntropyLoss::normalizer(const Tensor& labels) const { return weights_of(labels, options_); }
 
 NLLLoss::NLLLoss(const NLLLossOptions& options) : Loss(options.reduction), options_(options) {}
 Tensor NLLLoss::operator()(const Tensor& log_probabilities, const Tensor& labels) const {
@@ -28,11 +51,15 @@ Tensor NLLLoss::operator()(const Tensor& log_probabilities, const Tensor& labels
 LossParts NLLLoss::parts(const Tensor& log_probabilities, const Tensor& labels) const {
   return nll_loss_parts(log_probabilities, labels, placed(options_, log_probabilities));
 }
+Tensor NLLLoss::normalizer(const Tensor& labels) const { return weights_of(labels, options_); }
 
 MSELoss::MSELoss(const MSELossOptions& options) : Loss(options.reduction) {}
 Tensor MSELoss::operator()(const Tensor& input, const Tensor& target) const {
   return mse_loss(input, target, reduction());
 }
 LossParts MSELoss::parts(const Tensor& input, const Tensor& target) const { return mse_loss_parts(input, target); }
+Tensor MSELoss::normalizer(const Tensor& target) const {
+  return full({}, static_cast<double>(target.numel()), {.dtype = float64});
+}
 
 }  // namespace tandem::nn

@@ -13,6 +13,8 @@ class Loss {
   virtual Tensor operator()(const Tensor& input, const Tensor& target) const = 0;
   /// Sum and normaliser: their quotient is the mean, whatever the reduction is.
   virtual LossParts parts(const Tensor& input, const Tensor& target) const = 0;
+  /// The normaliser of parts, as one float64 number, when the target alone tells; else undefined.
+  virtual Tensor normalizer([[maybe_unused]] const Tensor& target) const { return {}; }
   Reduction reduction() const { return reduction_; }
 
  protected:
@@ -30,6 +32,7 @@ class CrossEntropyLoss : public Loss {
   explicit CrossEntropyLoss(const CrossEntropyLossOptions& options = {});
   Tensor operator()(const Tensor& logits, const Tensor& labels) const override;
   LossParts parts(const Tensor& logits, const Tensor& labels) const override;
+  Tensor normalizer(const Tensor& labels) const override;
 
  private:
   CrossEntropyLossOptions options_;
@@ -43,6 +46,7 @@ class NLLLoss : public Loss {
   explicit NLLLoss(const NLLLossOptions& options = {});
   Tensor operator()(const Tensor& log_probabilities, const Tensor& labels) const override;
   LossParts parts(const Tensor& log_probabilities, const Tensor& labels) const override;
+  Tensor normalizer(const Tensor& labels) const override;
 
  private:
   NLLLossOptions options_;
@@ -58,6 +62,7 @@ class MSELoss : public Loss {
   explicit MSELoss(const MSELossOptions& options = {});
   Tensor operator()(const Tensor& input, const Tensor& target) const override;
   LossParts parts(const Tensor& input, const Tensor& target) const override;
+  Tensor normalizer(const Tensor& target) const override;
 };
 
 }  // namespace tandem::nn

@@ -1,9 +1,11 @@
 // The step over all parameters, and state as named tensors.
 #include <tandem/optim/optimizer.h>
 
+#include <algorithm>
 #include <set>
 
 #include <tandem/autograd/grad_mode.h>
+#include <tandem/autograd/node.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/create.h>
@@ -142,11 +144,24 @@ void Optimizer::run(const Work& work, int64_t begin, int64_t end) {
   this->update(work.group, update);
 }
 
+void Optimizer::call_first_step_hooks() {
+  std::vector<std::shared_ptr<const autograd::StepHook>> hooks;  // each once, in the order of the parameters
+  for (const Slot& slot : slots_)
+    if (const autograd::Meta* meta = autograd::meta_of(slot.parameter); meta != nullptr && meta->before_first_step)
+      if (std::find(hooks.begin(), hooks.end(), meta->before_first_step) == hooks.end())
+        hooks.push_back(meta->before_first_step);
+  if (hooks.empty()) return;
+  for (const auto& hook : hooks) (*hook)(*this);
+  for (const Slot& slot : slots_)
+    if (autograd::Meta* meta = autograd::meta_of(slot.parameter)) meta->before_first_step = nullptr;
+}
+
 void Optimizer::step() {
   const NoGradGuard no_grad;
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) gradients.push_back(checked_gradient(i));
+  call_first_step_hooks();
   std::vector<Work> works;
   works.reserve(slots_.size());
   std::shared_ptr<const ReplicaSet> shared;

@@ -92,6 +92,7 @@ class Optimizer : public Stateful {
   Tensor checked_gradient(std::size_t index) const;
   void prepare_buffers(Slot& slot) const;
   void run(const Work& work, int64_t begin, int64_t end);
+  void call_first_step_hooks();
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;

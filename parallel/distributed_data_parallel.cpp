@@ -1,92 +1,252 @@
 #include <tandem/parallel/distributed_data_parallel.h>
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
 #include <tandem/autograd/grad_mode.h>
+#include <tandem/autograd/node.h>
 #include <tandem/parallel/backward_end.h>
+#include <tandem/parallel/consistency.h>
+#include <tandem/parallel/data_parallel.h>
+#include <tandem/parallel/unused_parameters.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 
 namespace tandem::parallel {
+namespace {
+
+constexpr const char* kName = "DistributedDataParallel";
+
+std::int64_t bytes_of_mb(const char* option, double mb) {
+  constexpr double kMost = 1 << 20;
+  check(mb > 0 && mb <= kMost, kName, "{} is {}; give a number of MiB above 0 and at most {}", option, mb, kMost);
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(mb * (1 << 20)));
+}
+
+// What this rank adds, scaled so that the average over the ranks is sum / normalizer of all rows; 0 when no row counts.
+Tensor share(const Tensor& sum, double normalizer, int ranks) {
+  return sum * (normalizer == 0 ? 0.0 : ranks / normalizer);
+}
+
+}  // namespace
 
 // Shared with the graph: a backward may come after the wrapper is gone.
 struct DistributedDataParallel::State final : BackwardListener {
+  // A parameter as it was wrapped.
+  struct Wrapped {
+    std::string name;
+    Tensor tensor;
+    Shape shape;
+    DType dtype;
+    Device device;
+    bool requires_grad;
+  };
+
   std::shared_ptr<nn::Module> module;
   std::shared_ptr<ProcessGroup> group;
-  NamedTensors parameters;
+  bool broadcast_buffers = true;
+  std::vector<Wrapped> wrapped;
+  std::optional<Reducer> reducer;
+  std::optional<UnusedParameters> unused;
+  bool synchronised = true;  // of the forwards to come: see NoSync
+  double forward_seconds = 0;
 
-  // Averages the gradients over the ranks, all of one dtype in one call.
+  void begin() override {
+    reducer->begin();
+    if (unused) unused->begin();
+  }
+
   void end() override {
-    const NoGradGuard no_grad;
-    for (const auto& [name, p] : parameters)
-      check(!p.requires_grad() || p.grad().defined(), "DistributedDataParallel",
-            "rank {} of {}: parameter '{}' got no gradient in this backward; every parameter must take part in the "
-            "loss on "
-            "every rank, or be frozen with requires_grad_(false) on all",
-            group->rank(), group->size(), name);
-    for (const DType dtype : {float32, float64}) {
-      std::vector<Tensor> flat;
-      for (const auto& [name, p] : parameters)
-        if (p.requires_grad() && p.dtype() == dtype) flat.push_back(p.grad().reshape({-1}));
-      if (flat.empty()) continue;
-      Tensor bucket = cat(flat);
-      group->all_reduce(bucket, ReduceOp::avg).wait();
-      int64_t at = 0;
-      for (Tensor& g : flat) {
-        g.copy_(bucket.narrow(0, at, g.numel()));
-        at += g.numel();
-      }
+    std::exception_ptr error;
+    if (unused) {
+      error = unused->end();
+    } else {
+      reducer->launch_rest(false);
+      error = reducer->wait();
     }
+    if (error) std::rethrow_exception(error);
+  }
+
+  void abandon() override {
+    if (!reducer->armed()) return;
+    const std::string reason =
+        fmt::format("rank {} of {}: its backward ended with an error", group->rank(), group->size());
+    if (unused) return unused->abandon(reason);
+    reducer->fail_rest(reason);
+    (void)reducer->wait();  // the backward's own error is on its way
+  }
+
+  void check_unchanged() const {
+    const NamedTensors now = module->named_parameters();
+    auto changed = [&](const std::string& name, const std::string& how) {
+      fail(kName,
+           "rank {} of {}: parameter '{}' was {} after the model was wrapped; change a model before it is wrapped, or "
+           "wrap it again",
+           group->rank(), group->size(), name, how);
+    };
+    for (std::size_t i = 0; i < std::max(now.size(), wrapped.size()); ++i) {
+      if (i == wrapped.size() || (i < now.size() && now[i].second.identity() != wrapped[i].tensor.identity()))
+        changed(now[i].first, "added");
+      const Wrapped& w = wrapped[i];
+      const Tensor& p = w.tensor;
+      if (p.requires_grad() != w.requires_grad) changed(w.name, w.requires_grad ? "frozen" : "unfrozen");
+      if (p.dtype() != w.dtype) changed(w.name, fmt::format("converted from {} to {}", w.dtype, p.dtype()));
+      if (p.device() != w.device) changed(w.name, fmt::format("moved from {} to {}", w.device, p.device()));
+      if (p.shape() != w.shape) changed(w.name, fmt::format("changed from shape {} to {}", w.shape, p.shape()));
+    }
+  }
+
+  // Runs the module as this rank; `run` returns what it computes.
+  template <class Run>
+  auto forward(const Run& run) {
+    const auto start = std::chrono::steady_clock::now();
+    if (grad_enabled()) {
+      check_unchanged();
+      if (synchronised && broadcast_buffers && module->is_training()) broadcast_tensors(module->buffers(), 0, *group);
+    }
+    const RandomStream stream(group->rank());
+    auto result = run(*module);
+    forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return result;
+  }
+
+  // Makes backwards through the outputs synchronise, unless the forward was under no_sync.
+  void attach(std::span<Tensor> outputs, const std::shared_ptr<State>& self) {
+    if (!synchronised || !grad_enabled()) return;
+    std::shared_ptr<BackwardListener> listener = self;
+    if (unused) {
+      // The graph keeps both this and the note of what it reaches.
+      auto both = std::make_shared<std::pair<std::shared_ptr<State>, std::shared_ptr<const void>>>(
+          self, unused->note_graph(outputs));
+      listener = std::shared_ptr<BackwardListener>(both, this);
+    }
+    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, listener);
+  }
+
+  // The loss of all rows, as this rank's share. `normalizer` may be undefined until `parts` has given it.
+  Tensor loss(Reduction reduction, const Tensor& x, Tensor normalizer, FunctionRef<LossParts(const Tensor&)> parts,
+              const std::shared_ptr<State>& self) {
+    check(reduction != Reduction::none, kName,
+          "loss needs one number for all rows; for Reduction::none compute criterion(model(x), y) and reduce it");
+    const bool mean = reduction == Reduction::mean;
+    Work summed;
+    auto sum_up = [&](const Tensor& own) {
+      normalizer = own.detach().to(float64).clone();
+      summed = group->all_reduce(normalizer);
+    };
+    const bool known = normalizer.defined();
+    if (mean && known) sum_up(normalizer);
+    LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
+    if (mean && !known) sum_up(own.normalizer);
+    summed.wait();
+    Tensor result = share(own.sum, mean ? normalizer.item<double>() : 1, group->size());
+    attach({&result, 1}, self);
+    return result;
   }
 };
 
 DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> module,
                                                  const DistributedDataParallelOptions& options)
     : state_(std::make_shared<State>()) {
-  check(module != nullptr, "DistributedDataParallel",
-        "the module is empty; make it first, as in std::make_shared<Net>()");
-  check(options.device_ids.size() <= 1, "DistributedDataParallel",
-        "device_ids has {} entries; a process works on one device", options.device_ids.size());
-  state_->module = module;
-  state_->group = options.process_group ? options.process_group : default_group();
-  state_->parameters = module->named_parameters();
-  bool any = false;
-  for (const auto& [name, p] : state_->parameters) {
-    any |= p.requires_grad();
+  State& s = *state_;
+  check(module != nullptr, kName, "the module is empty; make it first, as in std::make_shared<Net>()");
+  for (const nn::Module* part : module->modules())
+    check(dynamic_cast<const DistributedDataParallel*>(part) == nullptr, kName,
+          "the module contains a DistributedDataParallel already; wrap the whole model once");
+  for (const nn::Module* part : module->modules())
+    check(dynamic_cast<const DataParallel*>(part) == nullptr, kName,
+          "the module contains a DataParallel; a process works on one device: start more processes instead");
+  check(options.device_ids.size() <= 1, kName, "device_ids has {} entries; a process works on one device",
+        options.device_ids.size());
+  const std::vector<std::int64_t> caps = {bytes_of_mb("first_bucket_mb", options.first_bucket_mb),
+                                          bytes_of_mb("bucket_cap_mb", options.bucket_cap_mb)};
+  s.module = module;
+  s.group = options.process_group ? options.process_group : default_group();
+  s.broadcast_buffers = options.broadcast_buffers;
+  check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
+  NamedTensors trained;
+  for (const auto& [name, p] : module->named_parameters()) {
+    if (p.requires_grad()) trained.emplace_back(name, p);
+    s.wrapped.push_back({name, p, p.shape(), p.dtype(), p.device(), p.requires_grad()});
     for (const DeviceId& id : options.device_ids)
-      check(id.resolve(p.device().type()) == p.device(), "DistributedDataParallel",
-            "'{}' is on {}, but device_ids says {}", name, p.device(), id.resolve(p.device().type()));
+      check(id.resolve(p.device().type()) == p.device(), kName, "'{}' is on {}, but device_ids says {}", name,
+            p.device(), id.resolve(p.device().type()));
   }
-  check(any, "DistributedDataParallel",
-        "no parameter requires grad, so there is nothing to average; use the module itself");
-  const NoGradGuard no_grad;
-  for (Tensor& p : module->parameters()) state_->group->broadcast(p, 0).wait();
-  for (Tensor& b : module->buffers()) state_->group->broadcast(b, 0).wait();
+  check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
+  verify_structure(*module, *s.group,
+                   {{"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
+                    {"find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
+                    {"broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
+                    {"first_bucket_mb", fmt::format("{}", options.first_bucket_mb)}});
+  std::vector<Tensor> all = module->parameters();
+  for (Tensor& b : module->buffers()) all.push_back(b);
+  broadcast_tensors(all, 0, *s.group);
+  s.reducer.emplace(trained, s.group, caps, !options.find_unused_parameters);
+  if (options.find_unused_parameters) s.unused.emplace(*s.reducer, s.group);
+  // An optimizer's first step finds what would let the ranks drift apart.
+  const auto hook = std::make_shared<const autograd::StepHook>([weak = std::weak_ptr(state_)](const Stateful& o) {
+    if (const auto state = weak.lock()) check_before_first_step(*state->module, o, *state->group);
+  });
+  for (const auto& entry : trained) autograd::ensure_meta(entry.second).before_first_step = hook;
   register_wrapped(std::move(module));
 }
 
+DistributedDataParallel::~DistributedDataParallel() = default;
+
 Tensor DistributedDataParallel::forward(const Tensor& x) {
-  const RandomStream stream(state_->group->rank());
-  return listen("distributed_data_parallel", (*state_->module)(x), state_);
+  Tensor y = state_->forward([&](nn::Module& m) { return m(x); });
+  state_->attach({&y, 1}, state_);
+  return y;
 }
 
 std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor> inputs) {
-  const RandomStream stream(state_->group->rank());
-  std::vector<Tensor> outputs = state_->module->forward_all(inputs);
-  for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, state_);
+  std::vector<Tensor> outputs = state_->forward([&](nn::Module& m) { return m.forward_all(inputs); });
+  state_->attach(outputs, state_);
   return outputs;
 }
 
 Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
-  check(criterion.reduction() == Reduction::mean, "DistributedDataParallel",
-        "loss needs a criterion with Reduction::mean; for others compute criterion(model(x), y)");
-  LossParts parts;
-  {
-    const RandomStream stream(state_->group->rank());
-    parts = criterion.parts((*state_->module)(x), y);
-  }
-  Tensor normalizer = parts.normalizer.detach().to(float64);
-  state_->group->all_reduce(normalizer, ReduceOp::sum).wait();
-  const double total = normalizer.item<double>();
-  return listen("distributed_data_parallel", parts.sum * (total == 0 ? 0.0 : state_->group->size() / total), state_);
+  return state_->loss(
+      criterion.reduction(), x, criterion.normalizer(y),
+      [&](const Tensor& output) { return criterion.parts(output, y); }, state_);
 }
+
+Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction,
+                                     const Tensor& x, const Tensor& y) {
+  check(y.dim() > 0, kName, "the target is a single number; loss needs one row for each of the input's");
+  const auto rows = static_cast<double>(y.size(0));
+  const Tensor normalizer = full({}, rows, {.dtype = float64});
+  return state_->loss(
+      reduction, x, normalizer,
+      [&](const Tensor& output) -> LossParts {
+        if (rows == 0) return {sum(output), normalizer};  // the mean of nothing is no number; no row adds nothing
+        const Tensor value = function(output, y);
+        check(value.numel() == 1, kName, "the loss function gave a tensor of shape {}; it must give one number",
+              value.shape());
+        return {reduction == Reduction::mean ? value * rows : value, normalizer};
+      },
+      state_);
+}
+
+DistributedDataParallel::NoSync::NoSync(std::shared_ptr<State> state)
+    : state_(std::move(state)), before_(std::exchange(state_->synchronised, false)) {}
+DistributedDataParallel::NoSync::~NoSync() { state_->synchronised = before_; }
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
+
+LoggingData DistributedDataParallel::logging_data() const {
+  const Reducer& r = *state_->reducer;
+  const Reducer::Times times = r.times();
+  return {.buckets = r.plan(),
+          .rebuilt = r.rebuilt(),
+          .arrival_order = r.arrival_order(),
+          .forward = state_->forward_seconds,
+          .backward = times.backward,
+          .communication = times.communication,
+          .overlap = times.overlap,
+          .exposed = times.exposed};
+}
+
+const std::shared_ptr<nn::Module>& DistributedDataParallel::module() const { return state_->module; }
 
 }  // namespace tandem::parallel

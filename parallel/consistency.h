@@ -1,0 +1,35 @@
+// Ranks that should be alike: comparing what they have, and giving all of them what rank 0 has.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <tandem/nn/module.h>
+#include <tandem/optim/optimizer.h>
+#include <tandem/parallel/comm/process_group.h>
+
+namespace tandem::parallel {
+
+/// CommError on every rank unless all have parameters and buffers of the same names, shapes and types, frozen alike. It
+/// names the first difference, both ranks and what each has. `options`, names and values, are compared too.
+void verify_structure(const nn::Module& model, ProcessGroup& group,
+                      const std::vector<std::pair<std::string, std::string>>& options = {});
+/// The same for the values too, and for the settings and the state of the optimizer, bit by bit: names the entry and
+/// the first element that differs, with both values. Costs one exchange of a hash when nothing does. Every rank calls
+/// it.
+void check_consistency(const nn::Module& model, const optim::Optimizer& optimizer,
+                       const std::shared_ptr<ProcessGroup>& group = nullptr);
+void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGroup>& group = nullptr);
+/// What a wrapped model does before the first step of an optimizer: as check_consistency, without the buffers, which
+/// each rank's forward may have changed.
+void check_before_first_step(const nn::Module& model, const Stateful& optimizer, ProcessGroup& group);
+
+/// Copies the tensors of rank `root` into every rank's, in few pieces. A tensor that has the values already is not
+/// written. They are of the same shapes and types on every rank.
+void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGroup& group);
+/// Gives every rank the state of rank 0: of an optimizer after rank 0 has loaded it, of a schedule, of a model. Where
+/// it does not fit, CommError on every rank that says on which rank and why, and nothing is changed.
+void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& group = nullptr);
+
+}  // namespace tandem::parallel
