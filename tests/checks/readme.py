@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles and runs the programs in README.md and docs/*.md, and checks the links between Markdown files.
+"""Compiles and runs the programs in README.md and docs/*.md, runs the commands in docs/*.md, and checks the links between Markdown files.
 
 A ```cpp block with `int main` is a program. A ```diff block is a change to the last program before it, and its result
-is a program too; a line that begins with @@ parts its pieces.
+is a program too; a line that begins with @@ parts its pieces. Each line of a ```sh block in docs/ is a command.
 
 usage: readme.py SOURCE_ROOT BUILD_ROOT CXX
 """
@@ -50,6 +50,25 @@ def programs(text):
         else:
             continue
         yield text.count("\n", 0, block.start()) + 2, body
+
+
+def commands(text):
+    """The line number and text of each command; a backslash joins a line with the next."""
+    for block in BLOCK.finditer(text):
+        language, body = block.groups()
+        if language != "sh":
+            continue
+        first = text.count("\n", 0, block.start()) + 2
+        for match in re.finditer(r"(?:.*\\\n)*.+", body):
+            yield first + body.count("\n", 0, match.start()), match.group().replace("\\\n", " ")
+
+
+def run_command(command, build):
+    """Runs it in a folder of its own, where build/ is the build folder."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "build").symlink_to(build)
+        return run(["sh", "-c", command], folder, environment)
 
 
 def build_flags(build):
@@ -109,10 +128,14 @@ def main():
                 print(f"{name}:{line}: compiling and running", flush=True)
                 print(compile_and_run(program, compiler, flags), end="")
                 count += 1
+            for line, command in commands(text) if name.parts[0] == "docs" else ():
+                print(f"{name}:{line}: {command}", flush=True)
+                print(run_command(command, build), end="")
+                count += 1
         except Failure as e:
             print(f"{name}: {e}")
             failed += 1
-    print(f"{count} programs ran, {failed} faults")
+    print(f"{count} programs and commands ran, {failed} faults")
     sys.exit(failed > 0 or count == 0)
 
 

@@ -1,0 +1,287 @@
+// dp_vs_ddp: the same training step on one device, with DataParallel, and with DistributedDataParallel, in turn within
+// one run, and where the time of each goes.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include <tandem/tandem.h>
+
+#include "dp_vs_ddp_report.h"
+#include "dp_vs_ddp_sides.h"
+#include "timing.h"
+
+using namespace tandem;
+using bench::Mode;
+using bench::Side;
+
+namespace {
+
+struct Settings {
+  std::vector<std::int64_t> batch_sizes{8, 64, 256, 512};
+  std::vector<std::string> optimizers{"sgd"};
+  std::vector<int> devices{2};
+  std::vector<std::string> modes{"one", "dp", "ddp"};
+  int layers = 2;
+  std::int64_t width = 512;
+  int rounds = 21;
+  double round_ms = 40;
+  std::string backend, json_file;
+
+  bool has(Mode mode) const { return std::find(modes.begin(), modes.end(), bench::name(mode)) != modes.end(); }
+};
+
+constexpr double kLearningRate = 1e-6;  // in the timing: weights that stay as they are for any number of steps
+constexpr int kCheckedSteps = 10;
+constexpr double checked_rate(bool adam) { return adam ? 1e-3 : 0.1; }  // in the comparison of losses
+
+// Rank 0 measures all modes and leads the others through those that need them.
+enum Order : std::int64_t { kMakeForCheck, kMake, kRun, kLosses, kPhases, kPeak, kEnd };
+
+// Devices and threads of a mode: one thread a device or rank, except where threads are what is measured.
+void enter(Mode mode, int devices) {
+  set_num_threads(mode == Mode::dp || mode == Mode::threads ? devices : 1);
+  set_cpu_device_count(mode == Mode::dp ? devices : 1);
+}
+
+class Conductor {
+ public:
+  Conductor(const Settings& settings, int devices) : s_(settings), devices_(devices) {}
+
+  // Whether the losses of all modes agree; then the records of one batch size and optimizer.
+  nlohmann::json measure(std::int64_t batch_size, const std::string& optimizer) {
+    problem_ = {.layers = s_.layers, .width = s_.width, .batch_size = batch_size, .adam = optimizer == "adam"};
+    sides_.clear();
+    modes_.clear();
+    for (const Mode mode : {Mode::one, Mode::threads, Mode::dp, Mode::ddp})
+      if (mode == Mode::one || s_.has(mode)) modes_.push_back(mode);
+    check_losses();
+    std::vector<double> peaks, moved;
+    std::vector<bench::Phases> phases;
+    for (const Mode mode : modes_) {
+      make(mode, kMake, kLearningRate);
+      run(sides_.size() - 1, 5);
+      peaks.push_back(in(mode, kPeak, [&] { return sides_.back()->peak_bytes(); }));
+      moved.push_back(sides_.back()->moved_bytes());
+    }
+    const std::vector<std::vector<double>> times = time_rounds();
+    for (std::size_t i = 0; i < modes_.size(); ++i)
+      phases.push_back(in(modes_[i], kPhases, [&] { return sides_[i]->phases(kPhaseSteps); }));
+    nlohmann::json records = nlohmann::json::array();
+    for (std::size_t i = 0; i < modes_.size(); ++i) {
+      const int n = modes_[i] == Mode::one ? 1 : devices_;
+      const double speed_up = bench::median_ratio(times[0], times[i]);
+      records.push_back({{"layers", s_.layers},
+                         {"width", s_.width},
+                         {"batch_size", batch_size},
+                         {"optimizer", optimizer},
+                         {"mode", bench::name(modes_[i])},
+                         {"devices", n},
+                         {"median_us", bench::median(times[i])},
+                         {"p10_us", bench::quantile(times[i], 0.1)},
+                         {"p90_us", bench::quantile(times[i], 0.9)},
+                         {"samples_per_s", static_cast<double>(batch_size) / bench::median(times[i]) * 1e6},
+                         {"speed_up", speed_up},
+                         {"efficiency", speed_up / n},
+                         {"peak_bytes", peaks[i]},
+                         {"moved_bytes", moved[i]},
+                         {"phases_us", phases[i]},
+                         {"limited_by", bench::what_limits(modes_[i], n, speed_up, phases[i], phases[0])}});
+    }
+    return records;
+  }
+
+  // What the other ranks do: follow rank 0's orders.
+  static void follow(const Settings& settings) {
+    std::unique_ptr<Side> side;
+    for (;;) {
+      Tensor order = zeros({5}, {.dtype = int64});
+      parallel::broadcast(order, 0);
+      const auto o = order.to_vector<std::int64_t>();
+      switch (o[0]) {
+        case kMakeForCheck:
+        case kMake:
+          side.reset();
+          side = std::make_unique<Side>(
+              Mode::ddp,
+              bench::Problem{.layers = settings.layers, .width = settings.width, .batch_size = o[1], .adam = o[2] != 0},
+              1, o[0] == kMake ? kLearningRate : checked_rate(o[2] != 0));
+          break;
+        case kRun:
+          for (std::int64_t i = 0; i < o[3]; ++i) side->step();
+          break;
+        case kLosses:
+          (void)side->losses(kCheckedSteps);
+          break;
+        case kPhases:
+          (void)side->phases(kPhaseSteps);
+          break;
+        case kPeak:
+          (void)side->peak_bytes();
+          break;
+        default:
+          return;
+      }
+    }
+  }
+
+  void end() { give(kEnd); }
+
+ private:
+  static constexpr int kPhaseSteps = 51;
+
+  void give(Order order, std::int64_t calls = 0) const {
+    if (!s_.has(Mode::ddp)) return;
+    Tensor t = tensor({static_cast<std::int64_t>(order), problem_.batch_size, static_cast<std::int64_t>(problem_.adam),
+                       calls, std::int64_t{0}});
+    parallel::broadcast(t, 0);
+  }
+
+  // Calls body in the mode's settings; in ddp with the other ranks doing the same.
+  template <class Body>
+  std::invoke_result_t<const Body&> in(Mode mode, Order order, const Body& body, std::int64_t calls = 0) const {
+    enter(mode, devices_);
+    if (mode == Mode::ddp) give(order, calls);
+    return body();
+  }
+
+  void make(Mode mode, Order order, double lr) {
+    sides_.push_back(
+        in(mode, order, [&] { return std::make_unique<Side>(mode, problem_, mode == Mode::dp ? devices_ : 1, lr); }));
+  }
+
+  void run(std::size_t side, int calls) const {
+    in(
+        modes_[side], kRun,
+        [&] {
+          for (int i = 0; i < calls; ++i) sides_[side]->step();
+          return 0;
+        },
+        calls);
+  }
+
+  void check_losses() {
+    std::vector<double> expected;
+    for (const Mode mode : modes_) {
+      make(mode, kMakeForCheck, checked_rate(problem_.adam));
+      const std::vector<double> got = in(mode, kLosses, [&] { return sides_.back()->losses(kCheckedSteps); });
+      if (expected.empty()) expected = got;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        check(std::abs(got[i] - expected[i]) <= 1e-3 * std::abs(expected[i]), "dp_vs_ddp",
+              "the loss of mode {} at step {} is {}, but {} on one device; a comparison of their speed would mean "
+              "nothing",
+              bench::name(mode), i, got[i], expected[i]);
+    }
+    sides_.clear();
+  }
+
+  // Microseconds a step of each side in each round.
+  std::vector<std::vector<double>> time_rounds() const {
+    using Clock = std::chrono::steady_clock;
+    auto time = [&](std::size_t side, int calls) {
+      run(side, std::max(1, calls / 8));  // brings its data back into the caches, and the ranks together
+      const auto start = Clock::now();
+      run(side, calls);
+      return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
+    };
+    std::vector<int> calls;
+    for (std::size_t i = 0; i < sides_.size(); ++i) {
+      time(i, 20);
+      calls.push_back(std::max(3, static_cast<int>(s_.round_ms * 1000 / time(i, 10))));
+    }
+    std::vector<std::vector<double>> times(sides_.size());
+    for (int round = 0; round < s_.rounds; ++round)
+      for (std::size_t k = 0; k < sides_.size(); ++k) {
+        const std::size_t i = (k + static_cast<std::size_t>(round)) % sides_.size();
+        times[i].push_back(time(i, calls[i]));
+      }
+    return times;
+  }
+
+  const Settings& s_;
+  int devices_;
+  bench::Problem problem_;
+  std::vector<Mode> modes_;
+  std::vector<std::unique_ptr<Side>> sides_;
+};
+
+// All records for one number of devices; in a process that leads the ranks of ddp if that is measured.
+void measure_all(const Settings& s, int devices) {
+  Conductor conductor(s, devices);
+  nlohmann::json records = nlohmann::json::array();
+  for (const std::int64_t batch_size : s.batch_sizes)
+    for (const std::string& optimizer : s.optimizers)
+      for (const nlohmann::json& record : conductor.measure(batch_size, optimizer)) {
+        if (!s.has(bench::Mode::one) && record["mode"] == "one") continue;
+        bench::print_row(record);
+        records.push_back(record);
+      }
+  conductor.end();
+  // Each number of devices is measured by processes of its own; they meet in the file.
+  if (!s.json_file.empty()) bench::append_records(s.json_file, records);
+}
+
+int run_benchmark(const Settings& s) {
+  if (std::getenv("RANK") == nullptr) bench::print_header(s.layers, s.width);
+  for (const int devices : s.devices) {
+    if (!s.has(Mode::ddp)) {
+      measure_all(s, devices);
+      continue;
+    }
+    const int code = parallel::spawn(
+        [&](int rank, int) {
+          parallel::init_process_group({.backend = s.backend, .timeout_seconds = 600});
+          enter(Mode::ddp, 1);
+          if (rank == 0)
+            measure_all(s, devices);
+          else
+            Conductor::follow(s);
+          parallel::destroy_process_group();
+        },
+        {.nprocs = devices});
+    if (code != 0) return code;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings s;
+  CLI::App app{
+      "The training step of a multilayer perceptron on one device (1 thread), with DataParallel on n virtual CPU "
+      "devices, "
+      "and with DistributedDataParallel over n processes, one thread each, interleaved in one run. First checks that "
+      "all "
+      "modes have the same losses. Times are medians over rounds, with the 10th and 90th percentile; 'speed-up' is the "
+      "median over rounds of one device / mode."};
+  app.add_option("--batch-size", s.batch_sizes, "rows a step on all devices together, a comma-separated list")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--optimizer", s.optimizers, "sgd, adam")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"sgd", "adam"}))
+      ->capture_default_str();
+  app.add_option("--devices", s.devices, "numbers of devices and processes")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--modes", s.modes, "one, threads (one device with n threads), dp, ddp")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"one", "threads", "dp", "ddp"}))
+      ->capture_default_str();
+  app.add_option("--layers", s.layers, "hidden layers")->check(CLI::Range(0, 1000))->capture_default_str();
+  app.add_option("--width", s.width, "width of the hidden layers")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--backend", s.backend, "process group of ddp: shm, gloo (default: the best)");
+  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--json", s.json_file, "write the records to this file");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const bool is_rank = std::getenv("RANK") != nullptr;
+    if (!is_rank && !s.json_file.empty() && !bench::write_json(s.json_file, "[]")) return 1;
+    return run_benchmark(s);
+  } catch (const Error& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 1;
+  }
+}

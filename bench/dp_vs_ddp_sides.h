@@ -1,0 +1,48 @@
+// The sides that dp_vs_ddp compares: one device, DataParallel, DistributedDataParallel, each a training step of its
+// own.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+/// How a step is computed.
+enum class Mode { one, threads, dp, ddp };
+const char* name(Mode mode);
+
+/// What is trained.
+struct Problem {
+  int layers = 2;
+  std::int64_t width = 512, batch_size = 64;
+  bool adam = false;
+};
+
+/// Where the time of a step goes, in microseconds. Phases that a mode does not have are left out.
+using Phases = std::map<std::string, double>;
+
+/// A model with its data and optimizer. In the mode ddp all ranks make one and call the same functions.
+class Side {
+ public:
+  /// Fixed weights and data, the same for every mode. `devices` and threads are set already.
+  Side(Mode mode, const Problem& problem, int devices, double lr);
+  ~Side();
+  /// One step of training.
+  void step();
+  /// `count` steps, and the loss of the whole batch before each.
+  std::vector<double> losses(int count);
+  /// Medians over `count` steps.
+  Phases phases(int count);
+  /// The most memory that one device held for this side so far, in bytes.
+  double peak_bytes() const;
+  /// Bytes that one step copies to or from device 0, or that one rank sends.
+  double moved_bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace bench
