@@ -118,8 +118,8 @@ struct LossParts {
   Tensor sum;         // recorded for backward
   Tensor normalizer;  // rows, or the weights of the labels that are not ignored
 };
-/// sum / normalizer: the mean of a batch from its parts' sums and normalisers. 0, with gradient 0, when there is nothing
-/// to take a mean of.
+/// sum / normalizer: the mean of a batch from its parts' sums and normalisers. 0, with gradient 0, when there is
+/// nothing to take a mean of.
 Tensor mean_of_parts(const Tensor& sum, double normalizer);
 /// How cross_entropy weighs and combines the rows.
 struct CrossEntropyOptions {
