@@ -24,11 +24,6 @@ std::int64_t bytes_of_mb(const char* option, double mb) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(mb * (1 << 20)));
 }
 
-// What this rank adds, scaled so that the average over the ranks is sum / normalizer of all rows; 0 when no row counts.
-Tensor share(const Tensor& sum, double normalizer, int ranks) {
-  return sum * (normalizer == 0 ? 0.0 : ranks / normalizer);
-}
-
 }  // namespace
 
 // Shared with the graph: a backward may come after the wrapper is gone.
@@ -140,7 +135,8 @@ struct DistributedDataParallel::State final : BackwardListener {
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
     if (mean && !known) sum_up(own.normalizer);
     summed.wait();
-    Tensor result = share(own.sum, mean ? normalizer.item<double>() : 1, group->size());
+    // The average over the ranks makes it the quotient of all rows' sum and normaliser.
+    Tensor result = mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
     attach({&result, 1}, self);
     return result;
   }

@@ -10,6 +10,7 @@
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -18,14 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-// The memory as a CPU device other than the group's sees it.
-Tensor seen_from(const Tensor& t, Device device) {
-  if (t.device() == device) return t;
-  const auto& impl = t.impl();
-  return make_view(std::make_shared<Storage>(impl->storage, device), impl->offset, impl->shape, impl->strides,
-                   impl->dtype);
-}
 
 }  // namespace
 
@@ -88,7 +81,7 @@ struct Reducer::State {
       std::int64_t count = 0;
       for (const std::size_t i : members) count += (entries[i].parameter.numel() + step - 1) / step * step;
       Filled bucket{members, group->allocate({count}, first.dtype())};
-      const Tensor memory = seen_from(bucket.flat, first.device());
+      const Tensor memory = on_device(bucket.flat, first.device());
       std::int64_t at = 0;
       for (const std::size_t i : members) {
         Entry& entry = entries[i];

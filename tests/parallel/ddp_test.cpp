@@ -1,15 +1,30 @@
 // DistributedDataParallel over threads of this process; distributed_program runs the same over processes.
 #include <tandem/tests/parallel/ddp_cases.h>
-#include <tandem/tests/parallel/local_group.h>
 #include <tandem/tests/support/test.h>
 
 using namespace tandem;
+
+namespace {
+
+// Runs `body(group)` on ranks that are threads.
+template <class Body>
+void run_ranks(int ranks, const Body& body) {
+  parallel::spawn_threads(
+      [&](int, int) {
+        parallel::init_process_group({.backend = "thread"});
+        body(parallel::default_group());
+        parallel::destroy_process_group();
+      },
+      {.nthreads = ranks});
+}
+
+}  // namespace
 
 // Each rank's model is on a device of its own, while the group's memory is the CPU's.
 TEST_CASE("ranks work on CPU devices of their own") {
   const int before = device_count(DeviceType::cpu);
   set_cpu_device_count(2);
-  test::run_ranks(2, [](const test::Group& group) {
+  run_ranks(2, [](const test::Group& group) {
     const auto net = test::make_mlp(), alone = test::make_mlp();
     const Device device(DeviceType::cpu, group->rank());
     net->to(device);
@@ -46,7 +61,7 @@ TEST_CASE("a rank's model may span devices") {
     nn::Linear a = register_module("a", nn::Linear(6, 5)), b = register_module("b", nn::Linear(5, 4)),
                c = register_module("c", nn::Linear(6, 4));
   };
-  test::run_ranks(2, [](const test::Group& group) {
+  run_ranks(2, [](const test::Group& group) {
     const auto net = std::make_shared<Halves>(), alone = std::make_shared<Halves>();
     parallel::DistributedDataParallel ddp(net, {.process_group = group, .first_bucket_mb = 1e-5});
     const Tensor x = test::wave({7, 6}, 1), y = test::labels(7, 4, 1);
@@ -71,7 +86,6 @@ TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(std::string(c.name));
         CAPTURE(ranks);
-        CHECK(test::error_of([&] { test::run_ranks(ranks, [&](const test::Group& group) { c.run(group); }); }) ==
-              "no error");
+        CHECK(test::error_of([&] { run_ranks(ranks, [&](const test::Group& group) { c.run(group); }); }) == "no error");
       }
 }
