@@ -18,7 +18,9 @@
 #include <tandem/optim/adam.h>
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
+#include <tandem/parallel/comm/file_store.h>
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/tcp_store.h>
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>

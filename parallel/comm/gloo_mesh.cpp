@@ -28,6 +28,9 @@ using gloo::transport::UnboundBuffer;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr auto kTick = Milliseconds(100);
+// Gloo does not always tell a send that is under way that its connection has ended. After so many ticks a rank that has
+// ended, says the store, is not waited for any more; what it had sent before would be here.
+constexpr int kTicksAfterEnd = 8;
 
 Milliseconds in_milliseconds(double seconds) {
   return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
@@ -117,6 +120,9 @@ struct Pending {
 }  // namespace
 
 struct GlooMesh::State {
+  std::shared_ptr<Store> store;
+  std::vector<int> ranks;  // in the job
+  std::string lost_key;    // set when any member has found the group broken
   std::shared_ptr<gloo::rendezvous::Context> context;
   std::uint64_t slot = 0;
 
@@ -132,6 +138,13 @@ struct GlooMesh::State {
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, kTick, [this] { return stopping; }))
       if (waiting != nullptr) waiting->interrupt();
+  }
+  bool has_ended(int peer) const {
+    try {
+      return store->check(lost_key) || store->check(fmt::format("ended/{}", ranks[static_cast<std::size_t>(peer)]));
+    } catch (const Error&) {
+      return true;  // so has the store
+    }
   }
   void watch(const Pending* pending) {
     const std::lock_guard lock(mutex);
@@ -159,6 +172,9 @@ NoBrokenPipeSignal::~NoBrokenPipeSignal() {
 GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<State>()) {
   const int size = static_cast<int>(setup.ranks.size());
   const NoBrokenPipeSignal no_signal;
+  state_->store = setup.store;
+  state_->ranks = setup.ranks;
+  state_->lost_key = setup.name + "/lost";
   try {
     std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(device_address());
     StoreAdapter store(setup, rank);
@@ -223,9 +239,11 @@ void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Tr
   for (Pending& p : all)
     attempt(p.peer, [&] {
       state_->watch(&p);
+      int ticks = 0;
       while (error.peers.empty()) {
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
         if ((p.done = p.wait(std::max(left, Milliseconds(1))))) break;
+        if (state_->has_ended(p.peer) && ++ticks >= kTicksAfterEnd) fail("gloo", "its process has ended");
         for (const Pending& other : all)
           if (!other.done && &other != &p)
             attempt(other.peer, [&] {
