@@ -92,8 +92,7 @@ void Adam::update(std::size_t group, const Update& update) {
                                                                  .eps = o.eps,
                                                                  .weight_decay = o.weight_decay,
                                                                  .decoupled = decoupled_,
-                                                                 .step = update.step,
-                                                                 .streaming = update.streaming});
+                                                                 .step = update.step});
 }
 
 }  // namespace tandem::optim

@@ -179,7 +179,6 @@ void Optimizer::step() {
     if (!set || set->devices.size() < 2 || set->cuts.back() != work.update.parameter.numel()) continue;
     if (!shared) shared = set;
     if (set->devices == shared->devices) work.shared = set;
-    work.update.streaming = true;
   }
   // What is one device's alone goes first.
   for (const Work& work : works)

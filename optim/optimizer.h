@@ -51,7 +51,6 @@ class Optimizer : public Stateful {
     View parameter, gradient;
     std::array<View, kMaxBuffers> buffers;  // in the order of buffer_names; null where there is none
     int64_t step = 1;                       // counts from 1
-    bool streaming = false;                 // several devices read the parameter: it is best written past the caches
   };
 
   Optimizer() = default;

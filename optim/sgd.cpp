@@ -71,8 +71,7 @@ void SGD::update(std::size_t group, const Update& update) {
                                         .dampening = o.dampening,
                                         .weight_decay = o.weight_decay,
                                         .nesterov = o.nesterov,
-                                        .first_step = update.step == 1,
-                                        .streaming = update.streaming});
+                                        .first_step = update.step == 1});
 }
 
 }  // namespace tandem::optim

@@ -31,7 +31,6 @@ struct SGDArgs {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool first_step = false;  // the momentum buffer is taken from the gradient
-  bool streaming = false;   // several devices read the parameter: write it past the caches
 };
 /// The same for Adam and AdamW.
 struct AdamArgs {
@@ -39,7 +38,6 @@ struct AdamArgs {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   bool decoupled = false;  // AdamW: the decay multiplies the parameter
   std::int64_t step = 1;
-  bool streaming = false;
 };
 
 /// What a device type can do.
