@@ -71,7 +71,6 @@ def measure(batch_size, optimizer, rounds):
                 torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(),
                 torch.nn.Linear(512, 10)
             ),
-            gradient_as_bucket_view=True,
         )
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
         optim = kind(model.parameters(), lr=1e-6)
