@@ -124,10 +124,11 @@ class Trainer {
   }
 
   std::string describe() const {
-    const std::string where = dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
-                              : ddp_ ? fmt::format("DistributedDataParallel on {} process{}", parallel::world_size(),
-                                                   parallel::world_size() == 1 ? "" : "es")
-                                     : fmt::format("{}", device_);
+    const std::string where =
+        dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
+        : ddp_ ? fmt::format("DistributedDataParallel on {} process{} ({})", parallel::world_size(),
+                             parallel::world_size() == 1 ? "" : "es", parallel::default_group()->backend())
+               : fmt::format("{}", device_);
     const int threads = num_threads() * parallel::world_size();
     std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
                                    optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
@@ -206,7 +207,8 @@ class Trainer {
 };
 
 void train_as_rank(const Options& o) {
-  parallel::init_process_group({.timeout_seconds = 300});  // rank 0 evaluates and saves while the others wait
+  parallel::init_process_group(
+      {.backend = o.backend, .timeout_seconds = 300});  // rank 0 evaluates and saves while the others wait
   const int ranks = parallel::world_size();
   check(o.batch_size % ranks == 0, "fashion_mnist",
         "--batch-size {} cannot be divided evenly among {} processes; give a multiple of {}", o.batch_size, ranks,

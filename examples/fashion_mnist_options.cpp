@@ -20,6 +20,7 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::Range(1, 64));
   app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
       ->check(CLI::Range(1, 64));
+  app.add_option("--backend", o.backend, "ddp: process group, shm or gloo (default: the best)")->type_name("NAME");
   app.add_option("--device", o.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("TYPE")
@@ -60,6 +61,7 @@ int parse_options(int argc, char** argv, Options& o) {
   try {
     app.parse(argc, argv);
     if (o.nproc > 0 && o.parallel != "ddp") throw CLI::ValidationError("--nproc", "is for --parallel ddp");
+    if (!o.backend.empty() && o.parallel != "ddp") throw CLI::ValidationError("--backend", "is for --parallel ddp");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {
