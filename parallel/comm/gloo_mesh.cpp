@@ -107,6 +107,27 @@ gloo::transport::tcp::attr device_address() {
   return a;
 }
 
+// All members have all their connections, or one is lost, and then get says which.
+void meet(const GroupSetup& setup) {
+  const std::string name = setup.name + "/gloo/";
+  const auto size = static_cast<std::int64_t>(setup.ranks.size());
+  if (setup.store->add(name + "connected", 1) == size) setup.store->set(name + "ready", "");
+  setup.store->get(name + "ready");
+}
+
+// Throws for a member that ends before or within a second: its connections end a little earlier than the store knows.
+void check_ended(const GroupSetup& setup, int rank) {
+  for (const auto give_up = Clock::now() + std::chrono::seconds(1); Clock::now() < give_up;
+       std::this_thread::sleep_for(Milliseconds(20)))
+    for (std::size_t i = 0; i < setup.ranks.size(); ++i) {
+      const std::string key = fmt::format("ended/{}", setup.ranks[i]);
+      if (static_cast<int>(i) != rank && setup.store->check(key))
+        throw CommError(setup.ranks[i],
+                        fmt::format("{}rank {} {} while this rank made the group",
+                                    who(rank, static_cast<int>(setup.ranks.size())), i, setup.store->get(key)));
+    }
+}
+
 struct Pending {
   int peer = 0;
   bool sends = false, done = false;
@@ -180,10 +201,14 @@ GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<
     StoreAdapter store(setup, rank);
     state_->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
     state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));
-    if (size > 1) state_->context->connectFullMesh(store, device);
+    if (size > 1) {
+      state_->context->connectFullMesh(store, device);
+      meet(setup);
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
+    check_ended(setup, rank);
     throw CommError(-1, fmt::format("{}Gloo cannot connect the group: {}; TANDEM_INTERFACE names the network interface "
                                     "to use",
                                     who(rank, size), e.what()));
