@@ -1,5 +1,7 @@
 #include "dp_vs_ddp_report.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <fstream>
 
@@ -53,13 +55,16 @@ std::string what_limits(Mode mode, int n, double speed_up, const Phases& phases,
   const double step = sum_of(phases, {"step"}) - sum_of(one, {"step"}) / n;
   const double communication = sum_of(phases, {"scatter", "replicate", "gather", "reduce", "wait"});
   const std::string gain = speed_up < 1 ? "No gain at this size: " : "";
+  if (n == 1)
+    return fmt::format("One device: {:.0f} us of {:.0f} are what the wrapper adds.",
+                       std::max(0.0, whole - sum_of(one, {"whole"})), whole);
   if (speed_up / n >= 0.93) return fmt::format("Hardly anything limits it: {:.0f} % of the ideal.", 100 * speed_up / n);
   std::string reason;
   if (compute >= step && compute >= communication)
     reason = fmt::format(
-        "the products of {} {} take {:.0f} us more than a {} of the whole batch's, by fixed costs and by "
+        "the products of {} {} take {:.0f} us more than {} of the whole batch's, by fixed costs and by "
         "memory that the cores share.",
-        n, mode == Mode::threads ? "threads" : "small parts", compute, n == 2 ? "half" : fmt::format("{}th", n));
+        n, mode == Mode::threads ? "threads" : "small parts", compute, n == 2 ? "half" : fmt::format("1/{}", n));
   else if (communication >= step && mode == Mode::ddp)
     reason = fmt::format("{:.0f} of {:.0f} us go into the all-reduce and into waiting for the slowest rank.",
                          communication, whole);
