@@ -7,6 +7,7 @@
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
 namespace {
@@ -52,9 +53,33 @@ std::string best_backend(const Agreement& agreement) {
   return agreement.one_host ? "shm" : "gloo";
 }
 
+// Ranks that want different groups would take each other's keys for their own.
+void compare_lists(const Job& j, const std::string& name, const std::vector<int>& ranks) {
+  const std::string mine = fmt::format("{{{}}}", fmt::join(ranks, ", "));
+  const auto key = [&](int r) { return fmt::format("{}/ranks/{}", name, r); };
+  j.place.store->set(key(j.place.rank), mine);
+  for (int r = 0; r < j.place.world_size; ++r) {
+    std::string theirs;
+    try {
+      theirs = j.place.store->get(key(r));
+    } catch (const CommError& e) {
+      if (e.rank() >= 0) throw;
+      throw CommError(r,
+                      fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, member "
+                                  "or not, in the same order",
+                                  who(j.place.rank, j.place.world_size), j.timeout_seconds, r));
+    }
+    if (theirs != mine)
+      throw CommError(r, fmt::format("{}the ranks disagree: this rank calls new_group({}), rank {} calls new_group({})",
+                                     who(j.place.rank, j.place.world_size), mine, r, theirs));
+  }
+}
+
 std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) {
+  const std::string name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++);
+  if (static_cast<int>(ranks.size()) < j.place.world_size || j.groups > 1) compare_lists(j, name, ranks);
   return maker_of(j.backend)({.store = j.place.store,
-                              .name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++),
+                              .name = name,
                               .ranks = ranks,
                               .world_rank = j.place.rank,
                               .timeout_seconds = j.timeout_seconds});

@@ -22,6 +22,9 @@ void run(int rank, int ranks, const std::string& backend) {
   require_error("the list of ranks is empty", [] { (void)parallel::new_group({}); });
   require_error("rank 7 is out of range or order", [] { (void)parallel::new_group({0, 7}); });
   const auto first_two = parallel::new_group({0, 1});
+  require_error("the ranks disagree: this rank calls new_group(", [&] {
+    (void)parallel::new_group(rank == 1 ? std::vector{0, 1} : std::vector{0, 2});
+  });
   Tensor t = ones({1});
   if (rank < 2)
     parallel::all_reduce(t, {.group = first_two});
