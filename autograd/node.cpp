@@ -102,19 +102,26 @@ Tensor LeafNode::take_grad() {
 }
 void LeafNode::set_destination(const Tensor& destination) {
   std::lock_guard lock(mutex_);
-  destination_ = destination.defined() ? destination.detach() : Tensor();  // a handle that only this leaf gives out
+  destination_ = {};
+  if (!destination.defined()) return;
+  // A handle and a storage that only this leaf gives out: whoever holds a gradient or a view of one is counted there.
+  const TensorImpl& memory = *destination.identity();
+  destination_ = make_view(std::make_shared<Storage>(memory.storage, memory.storage->device()), memory.offset,
+                           memory.shape, memory.strides, memory.dtype);
 }
 Tensor LeafNode::destination() {
   std::lock_guard lock(mutex_);
   return !grad_.defined() && destination_free() ? destination_ : Tensor();
 }
 bool LeafNode::destination_free() const {
-  if (!destination_.defined() || destination_.identity().use_count() > 1) return false;
+  if (!destination_.defined()) return false;
+  const auto& handle = destination_.identity();
+  if (handle.use_count() > 1 || handle->storage.use_count() > 1) return false;
   const TensorMeta leaf = leaf_meta();  // may have been converted since
-  const TensorImpl& memory = *destination_.identity();
-  if (memory.shape != leaf.shape || memory.dtype != leaf.dtype || memory.storage->device() != leaf.device) return false;
+  if (handle->shape != leaf.shape || handle->dtype != leaf.dtype || handle->storage->device() != leaf.device)
+    return false;
   // Whoever gave the last copy back may be another thread; locking a weak pointer waits for what it did before.
-  return std::weak_ptr<TensorImpl>(destination_.identity()).lock() != nullptr;
+  return std::weak_ptr(handle).lock() && std::weak_ptr(handle->storage).lock();
 }
 
 Gradients::Gradients(const Node& node, std::vector<Tensor> outputs, std::span<const Demand> demands)

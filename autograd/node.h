@@ -103,8 +103,8 @@ class LeafNode final : public Node {
   Tensor take_grad();
   /// Memory that the gradient shall be written to whenever it is undefined; an undefined tensor withdraws it.
   void set_destination(const Tensor& destination);
-  /// That memory, if no gradient lies in it. It is taken until every copy of the handle is gone, so that two backwards,
-  /// or one and whoever kept an earlier gradient, never share it.
+  /// That memory, if no gradient lies in it. It is taken until every copy and view of the handle is gone, so that two
+  /// backwards, or one and whoever kept an earlier gradient or a part of it, never share it.
   Tensor destination();
   /// Adds to the gradient, then calls the hooks. With `own` the leaf may keep the tensor itself.
   void accumulate(Tensor gradient, bool own);

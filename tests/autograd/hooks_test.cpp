@@ -238,6 +238,22 @@ TEST_CASE("destination: taken as long as anybody holds what lies in it") {
   CHECK_FALSE(node.destination().defined());
 }
 
+TEST_CASE("destination: taken as long as anybody holds a view of what lies in it") {
+  Tensor w = leaf({1, 2}), bucket = full({2}, 7.0);
+  autograd::LeafNode& node = autograd::leaf_of("test", w);
+  node.set_destination(bucket);
+  sum(w * 3).backward();
+  {
+    const Tensor kept = w.grad()[1];
+    w.set_grad({});
+    CHECK_FALSE(node.destination().defined());
+    sum(exp(w)).backward();
+    CHECK(kept.item<float>() == 3);
+    w.set_grad({});
+  }
+  CHECK(node.destination().const_data<float>() == bucket.const_data<float>());
+}
+
 TEST_CASE("accumulate_grad: the leaf keeps the tensor, but not one that a hook gave") {
   Tensor w = leaf({1, 2});
   Tensor g = full({2}, 3.0), mine = full({2}, 5.0);

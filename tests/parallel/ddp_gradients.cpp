@@ -170,9 +170,9 @@ void life_in_the_bucket(const Group& group) {
   net->zero_grad();
   square(ddp, group->rank()).backward();  // the buckets are in their final order now
   const auto before = places();
-  const auto storage = net->parameters()[0].grad().impl()->storage;
+  const void* bucket = net->parameters()[0].grad().impl()->storage->data();
   for (const Tensor& p : net->parameters())
-    require(p.grad().impl()->storage == storage, "all gradients lie in one bucket");
+    require(p.grad().impl()->storage->data() == bucket, "all gradients lie in one bucket");
   net->zero_grad();
   require(!net->parameters()[0].grad().defined(), "zero_grad makes gradients undefined");
   square(ddp, group->rank()).backward();
