@@ -74,7 +74,7 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
   if (!owner) return;  // the leaf is gone, and its gradient with it
   {
     std::lock_guard lock(mutex_);
-    const bool written = destination_.defined() && gradient.raw().data == destination_.raw().data;
+    const bool written = destination_.defined() && gradient.identity() == destination_.identity();
     if (grad_.defined()) {
       grad_.add_(gradient);
     } else if (written || destination_free()) {

@@ -100,8 +100,8 @@ struct Reducer::State {
     const Tensor gradient = entry.leaf->grad();
     if (!gradient.defined()) {
       entry.view.zero_();
-    } else if (gradient.raw().data != entry.view.raw().data) {
-      entry.view.copy_(gradient);
+    } else if (gradient.raw().data != entry.view.raw().data || !gradient.is_contiguous()) {
+      entry.view.copy_(gradient.contiguous());  // it may be another view of the same memory
       entry.leaf->set_grad(entry.view);
     }
   }

@@ -254,6 +254,14 @@ TEST_CASE("destination: taken as long as anybody holds a view of what lies in it
   CHECK(node.destination().const_data<float>() == bucket.const_data<float>());
 }
 
+TEST_CASE("destination: a hook may return a view of what lies in it") {
+  Tensor w = leaf({{1, 2}, {3, 4}}), bucket = full({2, 2}, 7.0);
+  autograd::leaf_of("test", w).set_destination(bucket);
+  const HookHandle handle = register_hook(w, [](const Tensor& g) { return g.t(); });
+  sum(exp(w)).backward();
+  CHECK(equal(w.grad(), exp(w.detach()).t()));
+}
+
 TEST_CASE("accumulate_grad: the leaf keeps the tensor, but not one that a hook gave") {
   Tensor w = leaf({1, 2});
   Tensor g = full({2}, 3.0), mine = full({2}, 5.0);

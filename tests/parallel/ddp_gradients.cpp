@@ -66,6 +66,38 @@ void several_forwards(const Group& group) {
   require_gradients(*net, expected, "several forwards");
 }
 
+// A hook may return a view of the gradient: of the bucket that is to be averaged.
+void hooks_that_return_views(const Group& group) {
+  using View = Tensor (*)(const Tensor&);
+  const View views[] = {[](const Tensor& g) { return g.t(); },
+                        [](const Tensor& g) {
+                          return g.slice(0, 0, 1).expand({3, 3});
+                        },
+                        [](const Tensor& g) {
+                          return g.slice(0, 1, 2).expand({3, 3});
+                        },
+                        [](const Tensor& g) {
+                          return g.view({9}).view({3, 3});
+                        }};
+  for (const View& view : views) {
+    const auto net = std::make_shared<nn::LinearImpl>(3, 3, nn::LinearOptions{.bias = false});
+    net->to(float64);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    const auto handle = autograd::register_hook(net->weight, view);
+    const Tensor x = wave({2, 3}, group->rank()), scale = wave({2, 3}, 5);
+    const Tensor expected = view(average(matmul(scale.t(), x), group));
+    for (int i = 1; i <= 2; ++i) {
+      sum(ddp(x) * scale).backward();
+      require_close(net->weight.grad(), expected * i, 1e-12, "the gradient");
+    }
+    // The same for a gradient that the user sets, here on one rank.
+    if (group->rank() == 0) net->weight.set_grad(net->weight.grad().t());
+    const Tensor before = average(net->weight.grad(), group);
+    sum(ddp(x) * scale).backward();
+    require_close(net->weight.grad(), before + expected, 1e-12, "added to a view");
+  }
+}
+
 void accumulation(const Group& group) {
   const auto expected = expected_gradients(*make_mlp(), group, square);
   const auto net = make_mlp();
@@ -375,6 +407,7 @@ std::vector<DdpCase> gradient_cases() {
           {"life in the bucket", life_in_the_bucket},
           {"evaluation", evaluation},
           {"hooks", hooks},
+          {"hooks that return views", hooks_that_return_views},
           {"two models", two_models},
           {"life of the wrapper", life_of_the_wrapper},
           {"unused parameters", unused_parameters},

@@ -26,7 +26,50 @@ Tensor input() { return tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}, {.dtype
 Tensor expected(double scale = 1) { return tensor({16.0, 16.0, 20.0, 20.0}, {.dtype = float32}).view({2, 2}) * scale; }
 
 using Piece = Tensor (*)(const Tensor&);
+const Piece kViews[] = {
+    [](const Tensor& g) { return g.t(); },
+    [](const Tensor& g) {
+      return g.slice(0, 0, 1).expand({2, 2});
+    },
+    [](const Tensor& g) {
+      return g.slice(0, 1, 2).expand({2, 2});
+    },
+    [](const Tensor& g) {
+      return g.view({4}).view({2, 2});
+    },
+};
+
 }  // namespace
+
+TEST_CASE("a hook that returns a view of the gradient replaces it") {
+  for (const int devices : {1, 2}) {
+    CAPTURE(devices);
+    const Devices count(devices);
+    for (const Piece& view : kViews) {
+      auto net = std::make_shared<Square>();
+      parallel::DataParallel model(net);
+      const auto handle = autograd::register_hook(net->weight, view);
+      for (int i = 1; i <= 2; ++i) {
+        sum(model(input())).backward();
+        CHECK(equal(net->weight.grad(), view(expected()) * i));
+      }
+    }
+  }
+}
+
+TEST_CASE("the same in a hook of each replica, which is registered inside forward") {
+  for (const int devices : {1, 2}) {
+    CAPTURE(devices);
+    const Devices count(devices);
+    for (const Piece& view : kViews) {
+      auto net = std::make_shared<Square>();
+      net->hook_in_forward = view;
+      parallel::DataParallel model(net);
+      sum(model(input())).backward();
+      CHECK(equal(net->weight.grad(), view(expected())));
+    }
+  }
+}
 
 TEST_CASE("whoever keeps a piece of a gradient keeps its memory") {
   const Piece pieces[] = {
