@@ -412,8 +412,11 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient) {
         "accumulate_grad", "the gradient does not fit the leaf, which is {} {} on {}", leaf.dtype(), leaf.shape(),
         leaf.device());
   const auto given = gradient.identity();
+  const long handles = given.use_count(), views = given->storage.use_count();
   run_hooks(node, 0, gradient);
-  const bool own = gradient.identity() == given && gradient.is_contiguous();  // what a hook gives may be kept by it
+  // A hook may have kept it, or a view of it; what a hook gives may be kept by it too.
+  const bool own = gradient.identity() == given && gradient.is_contiguous() && given.use_count() <= handles &&
+                   given->storage.use_count() <= views;
   node.accumulate(std::move(gradient), own);
 }
 

@@ -63,9 +63,16 @@ bool LeafNode::converted_since(std::uint32_t conversions) const {
 
 void LeafNode::backward(Gradients& gradients) {
   if (!gradients.arrived(0)) return;
-  // Nobody else can see it: `gradients` and the argument hold the handle, and the storage is the tensor's alone.
   const Tensor& g = gradients[0];
-  const bool own = g.is_contiguous() && g.impl()->storage.use_count() == 1 && g.impl().use_count() == 1;
+  bool in_destination = false;
+  {
+    std::lock_guard lock(mutex_);
+    in_destination = destination_.defined() && destination_.identity() == g.identity();
+  }
+  // Nobody else can see it: `gradients` holds the handle, and so does this if it is the destination; the storage is the
+  // tensor's alone.
+  const long handles = in_destination ? 2 : 1;
+  const bool own = g.is_contiguous() && g.impl()->storage.use_count() == 1 && g.impl().use_count() == handles;
   accumulate(g, own);
 }
 
@@ -74,11 +81,10 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
   if (!owner) return;  // the leaf is gone, and its gradient with it
   {
     std::lock_guard lock(mutex_);
-    const bool written = destination_.defined() && gradient.identity() == destination_.identity();
     if (grad_.defined()) {
       grad_.add_(gradient);
-    } else if (written || destination_free()) {
-      if (!written) destination_.copy_(gradient);
+    } else if (destination_free()) {
+      destination_.copy_(gradient);
       grad_ = destination_;
     } else {
       grad_ = own ? std::move(gradient) : gradient.clone();

@@ -262,6 +262,18 @@ TEST_CASE("destination: a hook may return a view of what lies in it") {
   CHECK(equal(w.grad(), exp(w.detach()).t()));
 }
 
+TEST_CASE("destination: a hook may keep what lies in it") {
+  Tensor w = leaf({1, 2}), bucket = full({2}, 7.0), kept;
+  autograd::leaf_of("test", w).set_destination(bucket);
+  const HookHandle handle = register_hook(w, [&](const Tensor& g) {
+    if (!kept.defined()) kept = g;
+    return Tensor();
+  });
+  for (int i = 0; i < 2; ++i) sum(exp(w)).backward();
+  CHECK(equal(kept, exp(w.detach())));
+  CHECK(equal(w.grad(), exp(w.detach()) * 2));
+}
+
 TEST_CASE("accumulate_grad: the leaf keeps the tensor, but not one that a hook gave") {
   Tensor w = leaf({1, 2});
   Tensor g = full({2}, 3.0), mine = full({2}, 5.0);
@@ -272,6 +284,19 @@ TEST_CASE("accumulate_grad: the leaf keeps the tensor, but not one that a hook g
   autograd::accumulate_grad(w, g);
   CHECK(equal(w.grad(), mine));
   CHECK(w.grad().const_data<float>() != mine.const_data<float>());
+}
+
+TEST_CASE("accumulate_grad: the leaf does not keep what a hook keeps") {
+  for (const bool whole : {true, false}) {
+    Tensor w = leaf({1, 2}), kept;
+    const HookHandle handle = register_hook(w, [&](const Tensor& g) {
+      if (!kept.defined()) kept = whole ? g : g[0];
+      return Tensor();
+    });
+    for (int i = 0; i < 2; ++i) autograd::accumulate_grad(w, full({2}, 3.0));
+    CHECK(equal(kept, whole ? full({2}, 3.0) : full({}, 3.0)));
+    CHECK(equal(w.grad(), full({2}, 6.0)));
+  }
 }
 
 TEST_CASE("destination: grad() leaves it alone, and a hook may replace what lies in it") {

@@ -102,3 +102,41 @@ TEST_CASE("whoever keeps a piece of a gradient keeps its memory") {
     CHECK(net->weight.grad().raw().data == place);
   }
 }
+
+TEST_CASE("a gradient that a hook keeps stays as it was") {
+  const Piece kept_as[] = {[](const Tensor& g) { return g; }, [](const Tensor& g) { return g.view({4}); }};
+  for (const int devices : {1, 2}) {
+    CAPTURE(devices);
+    const Devices count(devices);
+    for (const Piece& keep : kept_as) {
+      auto net = std::make_shared<Square>();
+      parallel::DataParallel model(net);
+      std::vector<Tensor> kept;
+      const auto handle = autograd::register_hook(net->weight, [&](const Tensor& g) {
+        kept.push_back(keep(g));
+        return Tensor();
+      });
+      for (int i = 1; i <= 3; ++i) sum(model(input() * i)).backward();
+      for (int i = 1; i <= 3; ++i) CHECK(equal(kept[static_cast<std::size_t>(i - 1)], keep(expected(i))));
+      CHECK(equal(net->weight.grad(), expected(6)));
+    }
+  }
+}
+
+TEST_CASE("a gradient that a replica's hook keeps stays that replica's") {
+  const Devices count(2);
+  auto net = std::make_shared<Square>();
+  std::mutex mutex;
+  std::vector<Tensor> kept(2);
+  net->hook_in_forward = [&](const Tensor& g) {
+    const std::lock_guard lock(mutex);
+    kept[static_cast<std::size_t>(g.device().index())] = g;
+    return Tensor();
+  };
+  parallel::DataParallel model(net);
+  sum(model(input())).backward();
+  const Tensor first = tensor({4.0, 4.0, 6.0, 6.0}, {.dtype = float32}).view({2, 2});
+  CHECK(equal(kept[0], first));
+  CHECK(equal(kept[1].to(Device("cpu:0")), expected() - first));
+  CHECK(equal(net->weight.grad(), expected()));
+}
