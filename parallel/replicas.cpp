@@ -56,7 +56,6 @@ void Replicas::bind(Entry& entry) {
   const TensorImpl& master = *entry.master.identity();
   entry.storage = master.storage;
   entry.conversions = master.conversions;
-  entry.version = entry.master.version();
   auto set = std::make_shared<ReplicaSet>();
   set->owner = this;
   for (std::size_t i = 0; i < devices_.size(); ++i) {
@@ -64,6 +63,7 @@ void Replicas::bind(Entry& entry) {
     // Two replicas of a buffer never share: forward writes to it.
     if (!entry.is_parameter && i > 0 && share_memory(devices_[i], devices_.front())) replica = replica.clone();
     set->replicas.push_back(replica.identity());
+    entry.versions.push_back(replica.version());
     entry.replicas.push_back(std::move(replica));
   }
   entry.set = std::move(set);
@@ -102,6 +102,18 @@ bool Replicas::current() const {
   });
 }
 
+// What replica 0 wrote reaches the others, and what they wrote themselves is gone.
+void Replicas::restore_buffer(Entry& entry) {
+  const bool all = entry.versions.front() != entry.master.version();
+  entry.versions.front() = entry.master.version();
+  for (std::size_t i = 1; i < devices_.size(); ++i) {
+    if (!all && entry.versions[i] == entry.replicas[i].version()) continue;
+    entry.replicas[i].copy_(on_device(entry.master.detach(), devices_[i]));
+    entry.versions[i] = entry.replicas[i].version();
+    log_->add_bytes(entry.master.numel() * static_cast<std::int64_t>(size_of(entry.master.dtype())));
+  }
+}
+
 void Replicas::refresh() {
   check(ReplicaScope::owner() == nullptr, "DataParallel",
         "was called inside a replica of another DataParallel; wrap the whole model once");
@@ -111,13 +123,7 @@ void Replicas::refresh() {
   const std::lock_guard lock(mutex_);
   bool unknown = false;
   for (Entry& entry : entries_) {
-    if (!entry.is_parameter && entry.version != entry.master.version()) {
-      for (std::size_t i = 1; i < devices_.size(); ++i) {
-        entry.replicas[i].copy_(on_device(entry.master.detach(), devices_[i]));
-        log_->add_bytes(entry.master.numel() * static_cast<std::int64_t>(size_of(entry.master.dtype())));
-      }
-      entry.version = entry.master.version();
-    }
+    if (!entry.is_parameter) restore_buffer(entry);
     const bool wanted = entry.master.requires_grad();
     for (Tensor& replica : entry.replicas)
       if (replica.requires_grad() != wanted) replica.requires_grad_(wanted);

@@ -49,12 +49,13 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
     bool is_parameter = false;
     std::vector<Tensor> replicas = {};
     std::shared_ptr<const ReplicaSet> set = {};
-    std::shared_ptr<Storage> storage = {};  // the master's when it was bound
-    std::uint32_t conversions = 0;          // the same
-    std::uint32_t version = 0;              // of a buffer when it was copied
-    bool reduced = false;                   // a parameter that the reducer knows
+    std::shared_ptr<Storage> storage = {};     // the master's when it was bound
+    std::uint32_t conversions = 0;             // the same
+    std::vector<std::uint32_t> versions = {};  // of a buffer's replicas when they were alike, the master's first
+    bool reduced = false;                      // a parameter that the reducer knows
   };
   void bind(Entry& entry);
+  void restore_buffer(Entry& entry);
   void make_reducer();
   std::shared_ptr<ReplicaReducer> reducer();
 

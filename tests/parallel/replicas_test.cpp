@@ -428,6 +428,24 @@ TEST_CASE("buffers: replica 0's writes are kept, and reach the others at the nex
   CHECK(model.phases().bytes_through_device_0 == 2 * 4 + 4 * 4);  // two copies of the buffer, four rows of output
 }
 
+TEST_CASE("buffers: what another replica wrote is gone at the next forward, also when replica 0 wrote nothing") {
+  struct CountsPositive : nn::Module {
+    Tensor forward(const Tensor& x) override {
+      const NoGradGuard no_grad;
+      if (sum(x).item<float>() > 0) seen.add_(1);
+      return x + seen;
+    }
+    nn::Buffer seen = register_buffer("seen", zeros({}));
+  };
+  const Devices count(2);
+  auto net = std::make_shared<CountsPositive>();
+  parallel::DataParallel model(net);
+  for (int i = 0; i < 3; ++i) CHECK(equal(model(tensor({-1.0, 1.0})), tensor({-1.0, 2.0})));
+  parallel::DataParallel second_only(net, {.part_sizes = {0, 1}});
+  for (int i = 0; i < 3; ++i) CHECK(equal(second_only(ones({2})), full({2}, 2.0)));
+  CHECK(net->seen.item<float>() == 0);
+}
+
 TEST_CASE("the phases of a step") {
   const Devices count(2);
   auto net = make_net();
