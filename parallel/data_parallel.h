@@ -16,7 +16,8 @@ namespace tandem::parallel {
 /// saved in any mode loads in any other. Gradients reach the module's parameters through backward only: for
 /// autograd::grad of an output, they are other tensors than those of the graph. On one device it calls the module as it
 /// is. Several threads may call the wrapper at once, unless the module has buffers: all of them would write to the
-/// replicas' one copy of those.
+/// replicas' one copy of those. One thread's backward may add what another's has computed, so gradients are complete,
+/// and may be read, when the backwards of all threads have returned.
 class DataParallel : public nn::Module {
  public:
   /// Throws Error when a device does not exist or is listed twice, a parameter is not on the first one, or the
