@@ -186,11 +186,15 @@ Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> func
                           const Tensor& x, const Tensor& y) {
   State& s = *state_;
   s.log->restart();
-  if (s.alone()) return s.loss_alone(function, x, y);
-  if (reduction == Reduction::none) return s.joined(x, y, function);
+  if (reduction == Reduction::none) return s.alone() ? s.loss_alone(function, x, y) : s.joined(x, y, function);
+  // The mean of nothing is no number; no row adds nothing.
+  const auto value_of = [&](const Tensor& output, const Tensor& target) {
+    return target.dim() > 0 && target.size(0) == 0 ? sum(output) : function(output, target);
+  };
+  if (s.alone()) return s.loss_alone(value_of, x, y);
   const bool mean = reduction == Reduction::mean;
   return s.combined(mean, x, y, [&](const Tensor& output, const Tensor& target) {
-    const Tensor value = function(output, target);
+    const Tensor value = value_of(output, target);
     check(value.numel() == 1, "DataParallel",
           "the loss function returned {}; a mean or a sum is one number: give Reduction::none for one a row",
           value.shape());

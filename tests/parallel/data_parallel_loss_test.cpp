@@ -63,6 +63,23 @@ TEST_CASE("nothing to take a mean of is 0, and so is its gradient") {
   }
 }
 
+TEST_CASE("a function's mean or sum over no rows is 0, and so is its gradient") {
+  for (const int devices : {1, 2}) {
+    CAPTURE(devices);
+    const Devices count(devices);
+    auto net = std::make_shared<nn::LinearImpl>(2, 3);
+    parallel::DataParallel model(net);
+    auto average = [](const Tensor& output, const Tensor& target) { return mean(output - target); };
+    for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+      const Tensor loss = model.loss(average, reduction, zeros({0, 2}), zeros({0, 3}));
+      CHECK(loss.item<double>() == 0);
+      loss.backward();
+      CHECK(equal(net->weight.grad(), zeros({3, 2})));
+      net->zero_grad();
+    }
+  }
+}
+
 TEST_CASE("one device computes the plain loss") {
   const Devices count(1);
   parallel::DataParallel model(std::make_shared<Identity>());
