@@ -61,7 +61,7 @@ struct DataParallel::State {
         log->add_bytes(bytes_of(y) * (y.requires_grad() ? 2 : 1));
   }
 
-  // One device alone: the plain module.
+  // One device alone: the plain module, and the time of its backward.
   std::vector<Tensor> forward_alone(std::span<const Tensor> inputs) {
     const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
@@ -69,14 +69,15 @@ struct DataParallel::State {
     for (const Tensor& input : inputs) here.push_back(on_device(input, first()));
     std::vector<Tensor> outputs = used->module().forward_all(here);
     for (Tensor& y : outputs)
-      if (y.defined()) y = y.to(placement.output_device);
+      if (y.defined()) y = used->listen(y).to(placement.output_device);
     return outputs;
   }
   template <class Function>
   Tensor loss_alone(const Function& function, const Tensor& x, const Tensor& y) {
     const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
-    return function(used->module()(on_device(x, first())), on_device(y, first())).to(placement.output_device);
+    const Tensor loss = function(used->module()(on_device(x, first())), on_device(y, first()));
+    return used->listen(loss).to(placement.output_device);
   }
 
   // Calls body(i, output, target) as each replica that has rows; what it returns is replica i's result.

@@ -170,8 +170,10 @@ void Replicas::begin() {
 
 void Replicas::end() {
   log_->add(&Phases::backward, steady_seconds() - backward_start_);
+  const auto sums = reducer();
+  if (!sums) return;  // one device alone
   const PhaseTimer timer(*log_, &Phases::reduce);
-  if (const auto sums = reducer()) sums->reduce();
+  sums->reduce();
 }
 
 void Replicas::abandon() {

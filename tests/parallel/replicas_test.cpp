@@ -461,3 +461,21 @@ TEST_CASE("the phases of a step") {
   CHECK(model.phases().loss == 0);
   CHECK(model.phases().bytes_through_device_0 == 2 * 4 * 4 * 8);  // four rows of output there, and gradients back
 }
+
+TEST_CASE("the phases of a step on one device") {
+  const Devices count(1);
+  parallel::DataParallel model(make_net());
+  const Tensor x = randn({8, 6}, {.dtype = float64}), y = randint(0, 4, {8});
+  auto check_phases = [&] {
+    const parallel::Phases p = model.phases();
+    CHECK(p.forward > 0);
+    CHECK(p.backward > 0);
+    for (const double seconds : {p.scatter, p.replicate, p.gather, p.loss, p.reduce}) CHECK(seconds == 0);
+  };
+  model.loss(nn::CrossEntropyLoss(), x, y).backward();
+  check_phases();
+  model.loss([](const Tensor& a, const Tensor&) { return sum(a); }, Reduction::sum, x, y).backward();
+  check_phases();
+  sum(model(x)).backward();
+  check_phases();
+}
