@@ -138,6 +138,8 @@ DataParallel::DataParallel(std::shared_ptr<nn::Module> module, const DataParalle
 
 DataParallel::~DataParallel() = default;
 
+const std::shared_ptr<nn::Module>& DataParallel::module() const { return state_->module; }
+
 const std::vector<Device>& DataParallel::devices() const { return state_->devices; }
 
 Phases DataParallel::phases() const { return state_->log->read(); }

@@ -21,7 +21,7 @@ namespace tandem::parallel {
 class DataParallel : public nn::Module {
  public:
   /// Throws Error when a device does not exist or is listed twice, a parameter is not on the first one, or the
-  /// module contains a DataParallel.
+  /// module contains a DataParallel or DistributedDataParallel.
   explicit DataParallel(std::shared_ptr<nn::Module> module, const DataParallelOptions& options = {});
   ~DataParallel() override;
   /// Cuts the input, which may be on any device, into a part for each replica, runs each on its device, and joins the
@@ -37,6 +37,8 @@ class DataParallel : public nn::Module {
   /// their mean, which is weighted by their number, their sum, or one number a row.
   Tensor loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction, const Tensor& x,
               const Tensor& y);
+  /// What is wrapped.
+  const std::shared_ptr<nn::Module>& module() const;
   /// The distinct devices, the first of which has the module's own parameters.
   const std::vector<Device>& devices() const;
   /// Where the time of the last step went: the last forward or loss, and the backward after it.

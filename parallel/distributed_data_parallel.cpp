@@ -95,6 +95,8 @@ struct DistributedDataParallel::State final : BackwardListener {
   // Runs the module as this rank; `run` returns what it computes.
   template <class Run>
   auto forward(const Run& run) {
+    check(ReplicaScope::owner() == nullptr, kName,
+          "was called inside a replica of a DataParallel; a process works on one device: use one of the two");
     const auto start = std::chrono::steady_clock::now();
     if (grad_enabled()) {
       check_unchanged();
@@ -244,5 +246,9 @@ LoggingData DistributedDataParallel::logging_data() const {
 }
 
 const std::shared_ptr<nn::Module>& DistributedDataParallel::module() const { return state_->module; }
+
+std::string DistributedDataParallel::extra() const {
+  return fmt::format("ranks={}, backend={}", state_->group->size(), state_->group->backend());
+}
 
 }  // namespace tandem::parallel

@@ -88,7 +88,10 @@ class DistributedDataParallel : public nn::Module {
   NoSync no_sync();
 
   LoggingData logging_data() const;
+  /// What is wrapped.
   const std::shared_ptr<nn::Module>& module() const;
+  /// The number of ranks and the backend.
+  std::string extra() const override;
 
  private:
   std::shared_ptr<State> state_;

@@ -5,6 +5,7 @@
 
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/data_parallel.h>
+#include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/parallel/replica_reducer.h>
 #include <tandem/tensor/random.h>
@@ -18,9 +19,12 @@ Replicas::Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devic
       log_(log ? std::move(log) : std::make_shared<PhaseLog>()) {
   check(module_ != nullptr, "DataParallel", "the module is empty; make it first, as in std::make_shared<Net>()");
   check(!devices_.empty(), "DataParallel", "the list of devices is empty; give at least one");
-  for (const nn::Module* part : module_->modules())
+  for (const nn::Module* part : module_->modules()) {
     check(dynamic_cast<const DataParallel*>(part) == nullptr, "DataParallel",
           "the module contains a DataParallel already; wrap the whole model once");
+    check(dynamic_cast<const DistributedDataParallel*>(part) == nullptr, "DataParallel",
+          "the module contains a DistributedDataParallel, whose process works on one device; use one of the two");
+  }
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     check_exists("DataParallel", devices_[i]);
     const auto found = std::find(distinct_.begin(), distinct_.end(), devices_[i]);

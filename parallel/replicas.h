@@ -19,7 +19,7 @@ class ReplicaReducer;
 class Replicas final : public BackwardListener, public std::enable_shared_from_this<Replicas> {
  public:
   /// Replica i is on devices[i]; a device may have several, which run one after the other. Throws Error when a
-  /// parameter or buffer is not on the first device, and for a module that contains a DataParallel.
+  /// parameter or buffer is not on the first device, and for a module that contains a data-parallel wrapper.
   Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devices, std::shared_ptr<PhaseLog> log = nullptr);
   ~Replicas() override;
   nn::Module& module() const { return *module_; }

@@ -172,6 +172,11 @@ TEST_CASE("on one device it is the plain module") {
   CHECK(test::contains(model.str(), "devices=[cpu:0] (one device: TANDEM_CPU_DEVICES=k"));
 }
 
+TEST_CASE("the wrapped module can be had back") {
+  const auto net = make_net();
+  CHECK(parallel::DataParallel(net).module() == net);
+}
+
 TEST_CASE("printing names the devices and replicas") {
   const Devices count(2);
   CHECK(

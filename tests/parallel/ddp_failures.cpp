@@ -191,6 +191,20 @@ void construction(const Group& group) {
   });
   require_error({"contains a DataParallel;", "one device"},
                 [&] { wrap(std::make_shared<parallel::DataParallel>(make_mlp()), {}); });
+  const auto inner =
+      std::make_shared<DistributedDataParallel>(make_mlp(), DistributedDataParallelOptions{.process_group = group});
+  require_error({"[DataParallel]", "contains a DistributedDataParallel", "use one of the two"},
+                [&] { parallel::DataParallel both(inner); });
+  struct Hides : nn::Module {
+    Tensor forward(const Tensor& x) override { return (*inner)(x); }
+    std::shared_ptr<nn::Module> inner;  // not registered
+  };
+  const auto hides = std::make_shared<Hides>();
+  hides->inner = inner;
+  require_error({"[DistributedDataParallel]", "inside a replica of a DataParallel"}, [&] {
+    parallel::DataParallel both(hides, {.device_ids = {"cpu:0"}, .replicas = 2});
+    both(wave({4, 6}, 1));
+  });
   require_error({"contains a DistributedDataParallel already"}, [&] {
     wrap(std::make_shared<DistributedDataParallel>(make_mlp(), DistributedDataParallelOptions{.process_group = group}),
          {});

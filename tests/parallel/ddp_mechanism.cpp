@@ -199,6 +199,14 @@ void default_plan(const Group& group) {
   require(buckets.size() == 2 && buckets[0].bytes == 1'071'144 && buckets[1].bytes == 1'607'680, "two buckets");
 }
 
+void what_it_says_of_itself(const Group& group) {
+  const auto net = make_mlp();
+  DistributedDataParallel ddp(net, {.process_group = group});
+  require(ddp.module() == net, "the wrapped module");
+  require(ddp.extra() == fmt::format("ranks={}, backend={}", group->size(), group->backend()), "ranks and backend");
+  require(ddp.str().find(ddp.extra()) != std::string::npos, "they are printed");
+}
+
 }  // namespace
 
 std::vector<DdpCase> mechanism_cases() {
@@ -208,7 +216,8 @@ std::vector<DdpCase> mechanism_cases() {
           {"find_unused keeps its order", find_unused_keeps_its_order},
           {"two dtypes", two_dtypes},
           {"several inputs", several_inputs},
-          {"default plan", default_plan}};
+          {"default plan", default_plan},
+          {"what it says of itself", what_it_says_of_itself}};
 }
 
 }  // namespace tandem::test
