@@ -1,5 +1,8 @@
 // Training with DataParallel against one device: same weights after 20 steps, and the same bits in every run.
+#include <algorithm>
 #include <chrono>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include <tandem/tests/parallel/virtual_devices.h>
@@ -201,6 +204,52 @@ TEST_CASE("the step that devices divide has the bits of the whole step") {
     const auto state = a->state_dict(), other = b->state_dict();
     for (std::size_t k = 0; k < state.size(); ++k) CHECK(equal(state[k].second, other[k].second));
   }
+}
+
+TEST_CASE("each device's thread steps its share of the parameters") {
+  // Notes which parts of which memory it is called with, and on which threads.
+  struct Recorder : optim::Optimizer {
+    struct Call {
+      std::thread::id thread;
+      const void* parameter = nullptr;
+      const void* gradient = nullptr;
+      int64_t count = 0;
+    };
+    explicit Recorder(std::vector<Tensor> parameters) { append_group(std::move(parameters)); }
+    std::string name() const override { return "Recorder"; }
+    optim::Settings settings(std::size_t) const override { return {{"lr", 1.0}}; }
+    void set_settings(std::size_t, std::span<const double>) override {}
+    std::string settings_problem(std::span<const double>) const override { return {}; }
+    std::vector<std::string> buffer_names(std::span<const double>) const override { return {}; }
+    void update(std::size_t, const Update& update) override {
+      const std::lock_guard lock(mutex);
+      calls.push_back(
+          {std::this_thread::get_id(), update.parameter.data, update.gradient.data, update.parameter.numel()});
+    }
+    std::mutex mutex;
+    std::vector<Call> calls;
+  };
+  const Devices count(3);
+  auto net = std::make_shared<nn::LinearImpl>(96, 64, nn::LinearOptions{.bias = false});
+  parallel::DataParallel model(net);
+  Recorder optimizer(net->parameters());
+  mean(model(randn({6, 96}))).backward();
+  optimizer.step();
+  REQUIRE(optimizer.calls.size() == 3);
+  std::sort(optimizer.calls.begin(), optimizer.calls.end(),
+            [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
+  std::set<std::thread::id> threads;
+  const auto* parameter = static_cast<const float*>(net->weight.raw().data);
+  const auto* gradient = static_cast<const float*>(net->weight.grad().raw().data);
+  for (const Recorder::Call& call : optimizer.calls) {
+    CHECK(call.count == 96 * 64 / 3);
+    CHECK(call.parameter == parameter);
+    CHECK(call.gradient == gradient);
+    parameter += call.count;
+    gradient += call.count;
+    threads.insert(call.thread);
+  }
+  CHECK(threads.size() == 3);
 }
 
 TEST_CASE("one optimizer for a model on two devices, one on three, and a plain one") {
