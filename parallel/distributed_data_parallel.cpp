@@ -45,10 +45,13 @@ struct DistributedDataParallel::State final : BackwardListener {
   std::optional<Reducer> reducer;
   std::optional<UnusedParameters> unused;
   bool synchronised = true;  // of the forwards to come: see NoSync
+  bool refused = false;      // the last begin has failed, and its backward was not abandoned yet
   double forward_seconds = 0;
 
   void begin() override {
+    refused = true;
     reducer->begin();
+    refused = false;
     if (unused) unused->begin();
   }
 
@@ -64,7 +67,7 @@ struct DistributedDataParallel::State final : BackwardListener {
   }
 
   void abandon() override {
-    if (!reducer->armed()) return;
+    if (std::exchange(refused, false)) return;  // the reducer may be armed for the backward around this one
     const std::string reason =
         fmt::format("rank {} of {}: its backward ended with an error", group->rank(), group->size());
     if (unused) return unused->abandon(reason);

@@ -277,7 +277,6 @@ std::exception_ptr Reducer::wait() {
   return nullptr;
 }
 
-bool Reducer::armed() const { return state_->armed; }
 std::size_t Reducer::size() const { return state_->entries.size(); }
 const Tensor& Reducer::parameter(std::size_t i) const { return state_->entries[i].parameter; }
 const Tensor& Reducer::view(std::size_t i) const { return state_->entries[i].view; }

@@ -35,8 +35,6 @@ class Reducer {
   /// The backward is over: marks and launches what is left. A parameter whose gradient is undefined keeps its bucket
   /// from being launched, unless `zeros`. Throws nothing: see wait.
   void launch_rest(bool zeros);
-  /// Whether begin was called, and wait not yet.
-  bool armed() const;
   /// In place of launch_rest when the backward failed, for this `reason`.
   void fail_rest(const std::string& reason);
   /// Waits for all buckets, disarms, and returns what went wrong first, null if nothing did.

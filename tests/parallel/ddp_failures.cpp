@@ -135,6 +135,25 @@ void backward_in_a_hook(const Group& group) {
   require_working(*net, ddp, group);
 }
 
+// One rank alone tries a backward inside a backward, and goes on: the outer one, and the ranks, stay in step.
+void a_refused_backward_in_a_hook(const Group& group) {
+  for (const bool find : {false, true}) {
+    const auto net = std::make_shared<FirstOnly>();
+    DistributedDataParallel ddp(
+        net, {.process_group = group, .bucket_cap_mb = 1e-6, .find_unused_parameters = find, .first_bucket_mb = 1e-6});
+    const Tensor x = ones({1, 2}, {.dtype = float64});
+    const Tensor inner = group->rank() == 0 ? sum(ddp(x)) : Tensor();
+    auto hook = autograd::register_hook(net->a->weight, [&](const Tensor&) {
+      if (inner.defined())
+        require_error({rank_text(group, 0), "began inside another one"}, [&] { inner.backward({}, true); });
+      return Tensor();
+    });
+    for (int step = 0; step < 3; ++step) require_working(*net, ddp, group);
+    hook.reset();
+    require_working(*net, ddp, group);
+  }
+}
+
 void changed_after_wrapping(const Group& group) {
   const Tensor x = ones({1, 2}, {.dtype = float64});
   const auto net = std::make_shared<FirstOnly>();
@@ -205,6 +224,7 @@ std::vector<DdpCase> failure_cases() {
           {"a backward that throws", a_backward_that_throws},
           {"used outside", used_outside},
           {"a backward in a hook", backward_in_a_hook},
+          {"a refused backward in a hook", a_refused_backward_in_a_hook},
           {"changed after wrapping", changed_after_wrapping},
           {"construction", construction}};
 }
