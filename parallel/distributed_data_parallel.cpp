@@ -112,14 +112,7 @@ struct DistributedDataParallel::State final : BackwardListener {
   // Makes backwards through the outputs synchronise, unless the forward was under no_sync.
   void attach(std::span<Tensor> outputs, const std::shared_ptr<State>& self) {
     if (!synchronised || !grad_enabled()) return;
-    std::shared_ptr<BackwardListener> listener = self;
-    if (unused) {
-      // The graph keeps both this and the note of what it reaches.
-      auto both = std::make_shared<std::pair<std::shared_ptr<State>, std::shared_ptr<const void>>>(
-          self, unused->note_graph(outputs));
-      listener = std::shared_ptr<BackwardListener>(both, this);
-    }
-    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, listener);
+    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, self);
   }
 
   // The loss of all rows, as this rank's share. `normalizer` may be undefined until `parts` has given it.

@@ -164,10 +164,11 @@ struct Reducer::State {
   // See Note [Launch order].
   void mark_ready(std::size_t i) {
     Entry& entry = entries[i];
-    check(!std::exchange(entry.ready, true), "DistributedDataParallel",
-          "rank {} of {}: parameter '{}' got a gradient after it had been announced as complete; it is used outside of "
-          "the wrapped module's forward, or a hook runs a backward of its own: compute all uses inside forward",
-          group->rank(), group->size(), entry.name);
+    check(
+        !std::exchange(entry.ready, true), "DistributedDataParallel",
+        "rank {} of {}: parameter '{}' got a gradient after it had been announced as complete; a hook runs a backward "
+        "of its own: run it before or after this one",
+        group->rank(), group->size(), entry.name);
     order.push_back(i);
     adopt(entry);
     --buckets[entry.bucket].pending;

@@ -80,8 +80,8 @@ TEST_CASE("a rank's model may span devices") {
 }
 
 TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
-  for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::mechanism_cases(),
-                            test::failure_cases(), test::consistency_cases()})
+  for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::unused_cases(),
+                            test::mechanism_cases(), test::failure_cases(), test::consistency_cases()})
     for (const test::DdpCase& c : cases)
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(std::string(c.name));
