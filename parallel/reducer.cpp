@@ -47,6 +47,7 @@ struct Reducer::State {
   std::vector<std::int64_t> caps;
   bool rebuild = false, rebuild_due = false, rebuilt = false, armed = false;
   std::vector<Entry> entries;
+  std::vector<const autograd::LeafNode*> leaves;  // sorted
   std::vector<Filled> buckets;
   std::vector<Flight> flights;     // what this backward has started, a collective a bucket
   std::vector<std::size_t> order;  // of arrival in this backward
@@ -54,6 +55,28 @@ struct Reducer::State {
   std::mutex mutex;                // in a graph on several devices, hooks run on several threads
   Clock::time_point begun, computed, under_way;
   Times times;
+
+  // All that are armed in this process, those of ranks that are threads too.
+  static inline std::mutex all_mutex;
+  static inline std::vector<const State*> all_armed;
+
+  // Error when another reducer is averaging one of the parameters: two cannot have a gradient at the same time.
+  void arm() {
+    const std::lock_guard lock(all_mutex);
+    for (const State* other : all_armed)
+      for (const Entry& entry : entries)
+        check(!std::ranges::binary_search(other->leaves, entry.leaf), "DistributedDataParallel",
+              "rank {} of {}: parameter '{}' belongs to two wrapped models that one backward goes through; run their "
+              "backwards one after the other, or wrap one module that contains both",
+              group->rank(), group->size(), entry.name);
+    all_armed.push_back(this);
+    armed = true;
+  }
+  void disarm() {
+    const std::lock_guard lock(all_mutex);
+    std::erase(all_armed, this);
+    armed = false;
+  }
 
   std::vector<std::vector<std::size_t>> plan_of(const std::vector<std::size_t>& sequence) const {
     std::vector<BucketItem> items;
@@ -187,7 +210,9 @@ Reducer::Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, s
   for (auto& [name, p] : parameters) {
     autograd::LeafNode& leaf = autograd::leaf_of("DistributedDataParallel", p);
     s.entries.push_back({.name = std::move(name), .parameter = p, .leaf = &leaf});
+    s.leaves.push_back(&leaf);
   }
+  std::ranges::sort(s.leaves);
   std::vector<std::size_t> reverse(s.entries.size());
   std::iota(reverse.rbegin(), reverse.rend(), std::size_t{0});
   s.build(s.plan_of(reverse));
@@ -206,8 +231,13 @@ void Reducer::begin() {
   check(!s.armed, "DistributedDataParallel",
         "rank {} of {}: a backward of the model began inside another one of it; run them one after the other",
         s.group->rank(), s.group->size());
-  if (s.rebuild_due) s.rebuild_buckets();
-  s.armed = true;
+  s.arm();
+  try {
+    if (s.rebuild_due) s.rebuild_buckets();
+  } catch (...) {
+    s.disarm();
+    throw;
+  }
   s.order.clear();
   for (State::Entry& entry : s.entries) entry.ready = false;
   for (State::Filled& bucket : s.buckets) bucket.pending = bucket.entries.size();
@@ -269,7 +299,7 @@ std::exception_ptr Reducer::wait() {
   }
   s.watch();
   s.times.exposed = seconds(Clock::now() - s.computed);
-  s.armed = false;
+  s.disarm();
   s.error = nullptr;
   s.flights.clear();
   if (error) return error;

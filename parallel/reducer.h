@@ -26,7 +26,8 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Arms the reducer for the backward that is running.
+  /// Arms the reducer for the backward that is running. Error, and nothing is changed, when it is armed already, or
+  /// another that is armed shares a parameter.
   void begin();
   /// The gradient of a parameter is what it will be. Called by the reducer's own hooks when a gradient has arrived, and
   /// by others for a parameter that will get none: an undefined gradient takes part as zeros. Throws Error when the

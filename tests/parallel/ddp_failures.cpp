@@ -149,6 +149,46 @@ void a_refused_backward_in_a_hook(const Group& group) {
   }
 }
 
+// A parameter of two wrapped models: a backward through both would average it twice at the same time.
+void shared_between_wrappers(const Group& group) {
+  struct Head : nn::Module {
+    explicit Head(std::shared_ptr<FirstOnly> encoder) : shared(register_module("shared", std::move(encoder))) {
+      own->to(float64);
+    }
+    Tensor forward(const Tensor& x) override { return own(shared->forward(x)); }
+    std::shared_ptr<FirstOnly> shared;
+    nn::Linear own = register_module("own", nn::Linear(2, 2));
+  };
+  const auto encoder = std::make_shared<FirstOnly>();
+  const auto f = std::make_shared<Head>(encoder), g = std::make_shared<Head>(encoder);
+  fill(*f, 1);
+  fill(*g, 2);
+  DistributedDataParallel f_ddp(f, {.process_group = group}), g_ddp(g, {.process_group = group});
+  auto zero = [&] {
+    f->zero_grad();
+    g->zero_grad();
+  };
+  const Tensor x = wave({3, 2}, group->rank());
+  auto own = [&](nn::Module& m) {
+    zero();
+    sum(pow(m(x), 2)).backward();
+    const Tensor gradient = encoder->a->weight.grad().clone();
+    zero();
+    return gradient;
+  };
+  for (int step = 0; step < 3; ++step) {  // the order is rebuilt on the way
+    const Tensor expected_f = average(own(*f), group), expected_g = average(own(*g), group);
+    sum(pow(f_ddp(x), 2)).backward();
+    require_close(encoder->a->weight.grad(), expected_f, 1e-12, "the first model's backward");
+    sum(pow(g_ddp(x), 2)).backward();
+    require_close(encoder->a->weight.grad(), expected_f + expected_g, 1e-12, "then the second's");
+    zero();
+    require_error({rank_text(group, group->rank()), "parameter 'shared.", "two wrapped models", "one after the other"},
+                  [&] { (sum(f_ddp(x)) + sum(g_ddp(x))).backward(); });
+    zero();
+  }
+}
+
 void changed_after_wrapping(const Group& group) {
   const Tensor x = ones({1, 2}, {.dtype = float64});
   const auto net = std::make_shared<FirstOnly>();
@@ -220,6 +260,7 @@ std::vector<DdpCase> failure_cases() {
           {"used outside", used_outside},
           {"a backward in a hook", backward_in_a_hook},
           {"a refused backward in a hook", a_refused_backward_in_a_hook},
+          {"shared between wrappers", shared_between_wrappers},
           {"changed after wrapping", changed_after_wrapping},
           {"construction", construction}};
 }
