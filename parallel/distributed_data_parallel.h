@@ -48,7 +48,7 @@ class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks wrap the same model, and copies rank 0's parameters and buffers to all. Needs
   /// init_process_group first. Throws CommError that names the first difference between the ranks. The first step of an
-  /// optimizer of these parameters checks that they and its state are alike on all ranks.
+  /// optimizer of these parameters checks that they, its settings and its state are alike on all ranks.
   explicit DistributedDataParallel(std::shared_ptr<nn::Module> module,
                                    const DistributedDataParallelOptions& options = {});
   ~DistributedDataParallel() override;
@@ -61,8 +61,9 @@ class DistributedDataParallel : public nn::Module {
   /// criterion(model(x), y), scaled so that the averaged gradient is that of the loss of all ranks' rows together: for
   /// a mean also when ranks have different numbers of rows or none, for Reduction::sum the gradient of the whole sum.
   /// The average over the ranks of the values is the value for all rows: all_reduce(value, {.op = ReduceOp::avg}) of
-  /// value = loss.detach().clone() gives it. A mean adds up one number over the ranks, also under NoGradGuard; it is
-  /// sent before the forward where the targets tell it. Error for Reduction::none.
+  /// value = loss.detach().clone() gives it. A mean adds up its normaliser over the ranks, also under no_sync and
+  /// NoGradGuard: all ranks call it equally often. That number is sent before the forward where the targets tell it.
+  /// Error for Reduction::none.
   Tensor loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y);
   /// The same for any function of output and target that gives one number: the mean over the rows of y, or their sum.
   Tensor loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction, const Tensor& x,
@@ -73,7 +74,7 @@ class DistributedDataParallel : public nn::Module {
 
  public:
   /// While it lives, forwards are not synchronised: their backwards add to this rank's gradients alone, and the next
-  /// synchronised backward averages the sums.
+  /// synchronised backward averages the sums. `loss` still adds up its normaliser.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync();
