@@ -90,7 +90,7 @@ struct Reducer::State {
     return plan;
   }
 
-  // Makes the buckets, and moves gradients that exist into them.
+  // Makes the buckets. A gradient that exists moves into its own at the next backward.
   void build(const std::vector<std::vector<std::size_t>>& plan) {
     for (Entry& entry : entries) {  // first, so that old and new buckets need not exist at once
       entry.view = {};
@@ -112,7 +112,6 @@ struct Reducer::State {
         entry.view = memory.narrow(0, at, entry.parameter.numel()).view(entry.parameter.shape()).detach();
         at += (entry.parameter.numel() + step - 1) / step * step;
         entry.leaf->set_destination(entry.view);
-        if (entry.leaf->grad().defined()) adopt(entry);
       }
       buckets.push_back(std::move(bucket));
     }
