@@ -374,6 +374,12 @@ void buffers(const Group& group) {
     // The graph saves what it multiplies by; values that are the same already are not written.
     const Tensor one = square(ddp, group->rank()), two = square(ddp, group->rank());
     (one + two).backward();
+    if (group->rank() == 0) {  // in eval mode no other rank need take part, also where gradients are recorded
+      ddp.eval();
+      require(square(ddp, 0).requires_grad(), "recorded");
+      ddp.train();
+    }
+    square(ddp, group->rank()).backward();
     const auto guard = ddp.no_sync();
     const int before = net->count.to_vector<int>().front();
     square(ddp, group->rank()).backward();
