@@ -220,6 +220,7 @@ Reducer::Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, s
 }
 
 Reducer::~Reducer() {
+  state_->disarm();
   for (State::Entry& entry : state_->entries) entry.leaf->set_destination({});
 }
 
