@@ -40,10 +40,10 @@ struct LoggingData {
 /// A backward through the output ends with the gradient of every parameter averaged over the ranks, what had been
 /// accumulated before included. Gradients live in buckets: a handle on one that is kept over zero_grad() sees the next
 /// one, and clone() keeps its values. A hook of register_hook sees the gradient of this rank; a post-accumulate hook
-/// must not touch it, since it is under way. A loss that does not go through the output synchronises nothing. All ranks
-/// run the same forwards and backwards in the same order; two wrapped models that one backward goes through in an order
-/// of its own on each rank need a process group each. Wrapped models that share a parameter need a backward each: one
-/// through both ends with an Error on every rank.
+/// must not touch it, since it is under way. A loss that does not go through the output synchronises nothing, nor does
+/// autograd::grad. All ranks run the same forwards and backwards in the same order; two wrapped models that one
+/// backward goes through in an order of its own on each rank need a process group each. Wrapped models that share a
+/// parameter need a backward each: one through both ends with an Error on every rank.
 class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks wrap the same model, and copies rank 0's parameters and buffers to all. Needs
