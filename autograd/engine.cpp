@@ -155,6 +155,8 @@ class Run {
     keys_.push_back(key);
     return true;
   }
+  bool accumulates() const { return !restricted_; }
+  bool reaches(Node& node) const { return states_.find(&node) != states_.end(); }
 
  private:
   static Edge source(const Tensor& t) {
@@ -359,6 +361,11 @@ void start(Run& run, std::span<const Tensor> roots, std::span<const Tensor> grad
   run.discover();
 }
 
+Run& running(const char* op) {
+  check(Run::current() != nullptr, op, "no backward is running on this thread; call it from a hook");
+  return *Run::current();
+}
+
 }  // namespace
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, bool retain_graph) {
@@ -420,14 +427,9 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient) {
   node.accumulate(std::move(gradient), own);
 }
 
-void queue_callback(UniqueFunction<void()> callback) {
-  check(Run::current() != nullptr, "queue_callback", "no backward is running on this thread; call it from a hook");
-  Run::current()->queue_callback(std::move(callback));
-}
-
-bool first_in_backward(const void* key) {
-  check(Run::current() != nullptr, "first_in_backward", "no backward is running on this thread; call it from a hook");
-  return Run::current()->first(key);
-}
+void queue_callback(UniqueFunction<void()> callback) { running("queue_callback").queue_callback(std::move(callback)); }
+bool first_in_backward(const void* key) { return running("first_in_backward").first(key); }
+bool accumulates_gradients() { return running("accumulates_gradients").accumulates(); }
+bool reaches(const Tensor& leaf) { return running("reaches").reaches(leaf_of("reaches", leaf)); }
 
 }  // namespace tandem::autograd

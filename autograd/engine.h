@@ -35,5 +35,10 @@ void accumulate_grad(const Tensor& leaf, Tensor gradient);
 void queue_callback(UniqueFunction<void()> callback);
 /// True at the first call with this key in the backward that is running, false at later ones; Error outside of one.
 bool first_in_backward(const void* key);
+/// Whether the backward that is running adds to the gradients of leaves, which that of `grad` does not; Error outside
+/// of one.
+bool accumulates_gradients();
+/// Whether the graph of the backward that is running leads to this leaf; Error outside of one.
+bool reaches(const Tensor& leaf);
 
 }  // namespace tandem::autograd

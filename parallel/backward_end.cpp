@@ -26,7 +26,7 @@ Tensor listen(const char* name, const Tensor& result, std::shared_ptr<BackwardLi
   if (!autograd::needs_grad(result)) return result;
   Tensor y = result.detach();
   autograd::record(name, {&result}, y, [listener = std::move(listener)](autograd::Gradients& g) {
-    if (autograd::first_in_backward(listener.get())) {
+    if (autograd::accumulates_gradients() && autograd::first_in_backward(listener.get())) {
       autograd::queue_callback(AtEnd(listener));
       listener->begin();
     }

@@ -20,7 +20,8 @@ class BackwardListener {
 };
 
 /// Passes a result through a node, so that every backward through it tells the listener, once however many results of
-/// the same listener it goes through. The graph keeps the listener alive. `name` must be a string literal.
+/// the same listener it goes through; not autograd::grad, which leaves parameters alone. The graph keeps the listener
+/// alive. `name` must be a string literal.
 Tensor listen(const char* name, const Tensor& result, std::shared_ptr<BackwardListener> listener);
 
 }  // namespace tandem::parallel

@@ -208,9 +208,9 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
   if (group.size() == 1) return;
   const NoGradGuard no_grad;
   constexpr std::int64_t kPiece = 16 << 20;
-  std::vector<BucketItem> items;
+  std::vector<BucketItem> items;  // without devices, which the ranks choose for themselves
   for (const Tensor& t : tensors)
-    items.push_back({t.numel() * static_cast<std::int64_t>(size_of(t.dtype())), t.dtype(), t.device()});
+    items.push_back({.bytes = t.numel() * static_cast<std::int64_t>(size_of(t.dtype())), .dtype = t.dtype()});
   const std::int64_t caps[] = {kPiece};
   for (const std::vector<std::size_t>& members : plan_buckets(items, caps)) {
     const Tensor& first = tensors[members.front()];

@@ -26,7 +26,7 @@ void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGro
 void check_before_first_step(const nn::Module& model, const Stateful& optimizer, ProcessGroup& group);
 
 /// Copies the tensors of rank `root` into every rank's, in few pieces. A tensor that has the values already is not
-/// written. They are of the same shapes and types on every rank.
+/// written. They are of the same shapes and types on every rank; devices may differ.
 void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGroup& group);
 /// Gives every rank the state of rank 0: of an optimizer after rank 0 has loaded it, of a schedule, of a model. Where
 /// it does not fit, CommError on every rank that says on which rank and why, and nothing is changed.

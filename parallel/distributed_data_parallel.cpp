@@ -45,10 +45,13 @@ struct DistributedDataParallel::State final : BackwardListener {
   std::optional<Reducer> reducer;
   std::optional<UnusedParameters> unused;
   bool synchronised = true;  // of the forwards to come: see NoSync
+  bool refused = false;      // the last begin has failed, and its backward was not abandoned yet
   double forward_seconds = 0;
 
   void begin() override {
+    refused = true;
     reducer->begin();
+    refused = false;
     if (unused) unused->begin();
   }
 
@@ -64,7 +67,7 @@ struct DistributedDataParallel::State final : BackwardListener {
   }
 
   void abandon() override {
-    if (!reducer->armed()) return;
+    if (std::exchange(refused, false)) return;  // the reducer may be armed for the backward around this one
     const std::string reason =
         fmt::format("rank {} of {}: its backward ended with an error", group->rank(), group->size());
     if (unused) return unused->abandon(reason);
@@ -111,14 +114,7 @@ struct DistributedDataParallel::State final : BackwardListener {
   // Makes backwards through the outputs synchronise, unless the forward was under no_sync.
   void attach(std::span<Tensor> outputs, const std::shared_ptr<State>& self) {
     if (!synchronised || !grad_enabled()) return;
-    std::shared_ptr<BackwardListener> listener = self;
-    if (unused) {
-      // The graph keeps both this and the note of what it reaches.
-      auto both = std::make_shared<std::pair<std::shared_ptr<State>, std::shared_ptr<const void>>>(
-          self, unused->note_graph(outputs));
-      listener = std::shared_ptr<BackwardListener>(both, this);
-    }
-    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, listener);
+    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, self);
   }
 
   // The loss of all rows, as this rank's share. `normalizer` may be undefined until `parts` has given it.

@@ -41,13 +41,14 @@ struct LoggingData {
 /// accumulated before included. Gradients live in buckets: a handle on one that is kept over zero_grad() sees the next
 /// one, and clone() keeps its values. A hook of register_hook sees the gradient of this rank, and keeps it by clone();
 /// a post-accumulate hook must not touch it, since it is under way. A loss that does not go through the output
-/// synchronises nothing. All ranks run the same forwards and backwards in the same order; two wrapped models that one
-/// backward goes through in an order of its own on each rank need a process group each.
+/// synchronises nothing, nor does autograd::grad. All ranks run the same forwards and backwards in the same order; two
+/// wrapped models that one backward goes through in an order of its own on each rank need a process group each. Wrapped
+/// models that share a parameter need a backward each: one through both ends with an Error on every rank.
 class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks wrap the same model, and copies rank 0's parameters and buffers to all. Needs
   /// init_process_group first. Throws CommError that names the first difference between the ranks. The first step of an
-  /// optimizer of these parameters checks that they and its state are alike on all ranks.
+  /// optimizer of these parameters checks that they, its settings and its state are alike on all ranks.
   explicit DistributedDataParallel(std::shared_ptr<nn::Module> module,
                                    const DistributedDataParallelOptions& options = {});
   ~DistributedDataParallel() override;
@@ -60,8 +61,9 @@ class DistributedDataParallel : public nn::Module {
   /// criterion(model(x), y), scaled so that the averaged gradient is that of the loss of all ranks' rows together: for
   /// a mean also when ranks have different numbers of rows or none, for Reduction::sum the gradient of the whole sum.
   /// The average over the ranks of the values is the value for all rows: all_reduce(value, {.op = ReduceOp::avg}) of
-  /// value = loss.detach().clone() gives it. A mean adds up one number over the ranks, also under NoGradGuard; it is
-  /// sent before the forward where the targets tell it. Error for Reduction::none.
+  /// value = loss.detach().clone() gives it. A mean adds up its normaliser over the ranks, also under no_sync and
+  /// NoGradGuard: all ranks call it equally often. That number is sent before the forward where the targets tell it.
+  /// Error for Reduction::none.
   Tensor loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y);
   /// The same for any function of output and target that gives one number: the mean over the rows of y, or their sum.
   Tensor loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction, const Tensor& x,
@@ -72,7 +74,7 @@ class DistributedDataParallel : public nn::Module {
 
  public:
   /// While it lives, forwards are not synchronised: their backwards add to this rank's gradients alone, and the next
-  /// synchronised backward averages the sums.
+  /// synchronised backward averages the sums. `loss` still adds up its normaliser.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync();

@@ -47,6 +47,7 @@ struct Reducer::State {
   std::vector<std::int64_t> caps;
   bool rebuild = false, rebuild_due = false, rebuilt = false, armed = false;
   std::vector<Entry> entries;
+  std::vector<const autograd::LeafNode*> leaves;  // sorted
   std::vector<Filled> buckets;
   std::vector<Flight> flights;     // what this backward has started, a collective a bucket
   std::vector<std::size_t> order;  // of arrival in this backward
@@ -54,6 +55,28 @@ struct Reducer::State {
   std::mutex mutex;                // in a graph on several devices, hooks run on several threads
   Clock::time_point begun, computed, under_way;
   Times times;
+
+  // All that are armed in this process, those of ranks that are threads too.
+  static inline std::mutex all_mutex;
+  static inline std::vector<const State*> all_armed;
+
+  // Error when another reducer is averaging one of the parameters: two cannot have a gradient at the same time.
+  void arm() {
+    const std::lock_guard lock(all_mutex);
+    for (const State* other : all_armed)
+      for (const Entry& entry : entries)
+        check(!std::ranges::binary_search(other->leaves, entry.leaf), "DistributedDataParallel",
+              "rank {} of {}: parameter '{}' belongs to two wrapped models that one backward goes through; run their "
+              "backwards one after the other, or wrap one module that contains both",
+              group->rank(), group->size(), entry.name);
+    all_armed.push_back(this);
+    armed = true;
+  }
+  void disarm() {
+    const std::lock_guard lock(all_mutex);
+    std::erase(all_armed, this);
+    armed = false;
+  }
 
   std::vector<std::vector<std::size_t>> plan_of(const std::vector<std::size_t>& sequence) const {
     std::vector<BucketItem> items;
@@ -67,7 +90,7 @@ struct Reducer::State {
     return plan;
   }
 
-  // Makes the buckets, and moves gradients that exist into them.
+  // Makes the buckets. A gradient that exists moves into its own at the next backward.
   void build(const std::vector<std::vector<std::size_t>>& plan) {
     for (Entry& entry : entries) {  // first, so that old and new buckets need not exist at once
       entry.view = {};
@@ -89,7 +112,6 @@ struct Reducer::State {
         entry.view = memory.narrow(0, at, entry.parameter.numel()).view(entry.parameter.shape()).detach();
         at += (entry.parameter.numel() + step - 1) / step * step;
         entry.leaf->set_destination(entry.view);
-        if (entry.leaf->grad().defined()) adopt(entry);
       }
       buckets.push_back(std::move(bucket));
     }
@@ -164,10 +186,11 @@ struct Reducer::State {
   // See Note [Launch order].
   void mark_ready(std::size_t i) {
     Entry& entry = entries[i];
-    check(!std::exchange(entry.ready, true), "DistributedDataParallel",
-          "rank {} of {}: parameter '{}' got a gradient after it had been announced as complete; it is used outside of "
-          "the wrapped module's forward, or a hook runs a backward of its own: compute all uses inside forward",
-          group->rank(), group->size(), entry.name);
+    check(
+        !std::exchange(entry.ready, true), "DistributedDataParallel",
+        "rank {} of {}: parameter '{}' got a gradient after it had been announced as complete; a hook runs a backward "
+        "of its own: run it before or after this one",
+        group->rank(), group->size(), entry.name);
     order.push_back(i);
     adopt(entry);
     --buckets[entry.bucket].pending;
@@ -186,7 +209,9 @@ Reducer::Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, s
   for (auto& [name, p] : parameters) {
     autograd::LeafNode& leaf = autograd::leaf_of("DistributedDataParallel", p);
     s.entries.push_back({.name = std::move(name), .parameter = p, .leaf = &leaf});
+    s.leaves.push_back(&leaf);
   }
+  std::ranges::sort(s.leaves);
   std::vector<std::size_t> reverse(s.entries.size());
   std::iota(reverse.rbegin(), reverse.rend(), std::size_t{0});
   s.build(s.plan_of(reverse));
@@ -195,6 +220,7 @@ Reducer::Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, s
 }
 
 Reducer::~Reducer() {
+  state_->disarm();
   for (State::Entry& entry : state_->entries) entry.leaf->set_destination({});
 }
 
@@ -205,8 +231,13 @@ void Reducer::begin() {
   check(!s.armed, "DistributedDataParallel",
         "rank {} of {}: a backward of the model began inside another one of it; run them one after the other",
         s.group->rank(), s.group->size());
-  if (s.rebuild_due) s.rebuild_buckets();
-  s.armed = true;
+  s.arm();
+  try {
+    if (s.rebuild_due) s.rebuild_buckets();
+  } catch (...) {
+    s.disarm();
+    throw;
+  }
   s.order.clear();
   for (State::Entry& entry : s.entries) entry.ready = false;
   for (State::Filled& bucket : s.buckets) bucket.pending = bucket.entries.size();
@@ -268,7 +299,7 @@ std::exception_ptr Reducer::wait() {
   }
   s.watch();
   s.times.exposed = seconds(Clock::now() - s.computed);
-  s.armed = false;
+  s.disarm();
   s.error = nullptr;
   s.flights.clear();
   if (error) return error;
@@ -277,7 +308,6 @@ std::exception_ptr Reducer::wait() {
   return nullptr;
 }
 
-bool Reducer::armed() const { return state_->armed; }
 std::size_t Reducer::size() const { return state_->entries.size(); }
 const Tensor& Reducer::parameter(std::size_t i) const { return state_->entries[i].parameter; }
 const Tensor& Reducer::view(std::size_t i) const { return state_->entries[i].view; }

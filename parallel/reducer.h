@@ -26,7 +26,8 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Arms the reducer for the backward that is running.
+  /// Arms the reducer for the backward that is running. Error, and nothing is changed, when it is armed already, or
+  /// another that is armed shares a parameter.
   void begin();
   /// The gradient of a parameter is what it will be. Called by the reducer's own hooks when a gradient has arrived, and
   /// by others for a parameter that will get none: an undefined gradient takes part as zeros. Throws Error when the
@@ -35,8 +36,6 @@ class Reducer {
   /// The backward is over: marks and launches what is left. A parameter whose gradient is undefined keeps its bucket
   /// from being launched, unless `zeros`. Throws nothing: see wait.
   void launch_rest(bool zeros);
-  /// Whether begin was called, and wait not yet.
-  bool armed() const;
   /// In place of launch_rest when the backward failed, for this `reason`.
   void fail_rest(const std::string& reason);
   /// Waits for all buckets, disarms, and returns what went wrong first, null if nothing did.

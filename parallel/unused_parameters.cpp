@@ -1,49 +1,22 @@
 #include <tandem/parallel/unused_parameters.h>
 
-#include <unordered_map>
-#include <unordered_set>
-
-#include <tandem/autograd/node.h>
+#include <tandem/autograd/engine.h>
+#include <tandem/autograd/grad_mode.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
 
-std::shared_ptr<const void> UnusedParameters::note_graph(std::span<const Tensor> outputs) {
-  std::unordered_map<const autograd::Node*, std::size_t> leaves;
-  for (std::size_t i = 0; i < reducer_.size(); ++i)
-    leaves.emplace(&autograd::leaf_of("DistributedDataParallel", reducer_.parameter(i)), i);
-  auto reached = std::make_shared<Reached>(reducer_.size(), false);
-  std::unordered_set<const autograd::Node*> seen;
-  std::vector<const autograd::Node*> stack;
-  auto visit = [&](const autograd::Node* node) {
-    if (node == nullptr || !seen.insert(node).second) return;
-    if (const auto leaf = leaves.find(node); leaf != leaves.end()) (*reached)[leaf->second] = true;
-    stack.push_back(node);
-  };
-  for (const Tensor& y : outputs)
-    if (const autograd::Meta* meta = autograd::meta_of(y))
-      visit(meta->grad_fn ? meta->grad_fn.get() : static_cast<autograd::Node*>(meta->leaf.get()));
-  while (!stack.empty()) {
-    const autograd::Node* node = stack.back();
-    stack.pop_back();
-    for (const autograd::Edge& edge : node->inputs) visit(edge.node.get());
-  }
-  std::erase_if(graphs_, [](const auto& graph) { return graph.expired(); });
-  graphs_.push_back(reached);
-  return reached;
+void UnusedParameters::keep(std::size_t i) {
+  const Tensor gradient = reducer_.parameter(i).grad();
+  if (gradient.defined() && !reducer_.touched(i)) kept_[i] = gradient.clone();
 }
 
 void UnusedParameters::begin() {
   const NoGradGuard no_grad;
-  kept_.clear();
-  Reached any(reducer_.size(), false);
-  for (const auto& graph : graphs_)
-    if (const auto reached = graph.lock())
-      for (std::size_t i = 0; i < any.size(); ++i) any[i] = any[i] || (*reached)[i];
-  for (std::size_t i = 0; i < any.size(); ++i) {
-    if (any[i]) continue;
-    const Tensor gradient = reducer_.parameter(i).grad();
-    if (gradient.defined() && !reducer_.touched(i)) kept_.emplace_back(i, gradient.clone());
+  kept_.assign(reducer_.size(), {});
+  for (std::size_t i = 0; i < reducer_.size(); ++i) {
+    if (autograd::reaches(reducer_.parameter(i))) continue;
+    keep(i);
     reducer_.mark_ready(i);
   }
 }
@@ -52,7 +25,10 @@ std::exception_ptr UnusedParameters::end() {
   const NoGradGuard no_grad;
   Tensor used = zeros({static_cast<std::int64_t>(reducer_.size())}, {.dtype = int32});
   auto* bits = used.data<std::int32_t>();
-  for (std::size_t i = 0; i < reducer_.size(); ++i) bits[i] = reducer_.touched(i);
+  for (std::size_t i = 0; i < reducer_.size(); ++i) {
+    if (!kept_[i].defined()) keep(i);                                         // reached, but nothing has come
+    bits[i] = reducer_.touched(i) && reducer_.parameter(i).grad().defined();  // not what zero_grad has thrown away
+  }
   reducer_.launch_rest(true);
   Work work;
   std::exception_ptr error;
@@ -69,11 +45,11 @@ std::exception_ptr UnusedParameters::end() {
   }
   if (error) return error;
   bits = used.data<std::int32_t>();
-  for (std::size_t i = 0; i < reducer_.size(); ++i)
-    if (bits[i] != 0 && !reducer_.parameter(i).grad().defined())
-      Tensor(reducer_.parameter(i)).set_grad(reducer_.view(i));
-  for (const auto& [i, gradient] : kept_)
-    if (bits[i] == 0) reducer_.parameter(i).grad().copy_(gradient);
+  for (std::size_t i = 0; i < reducer_.size(); ++i) {
+    Tensor parameter = reducer_.parameter(i);
+    if (bits[i] != 0 && !parameter.grad().defined()) parameter.set_grad(reducer_.view(i));
+    if (bits[i] == 0 && kept_[i].defined()) parameter.grad().copy_(kept_[i]);
+  }
   kept_.clear();
   return nullptr;
 }

@@ -1,7 +1,6 @@
 // What find_unused_parameters does: which parameters a backward will not reach, and whether any rank's did.
 #pragma once
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -15,9 +14,7 @@ class UnusedParameters {
  public:
   UnusedParameters(Reducer& reducer, std::shared_ptr<ProcessGroup> group)
       : reducer_(reducer), group_(std::move(group)) {}
-  /// Notes which parameters the graph of these outputs reaches. What it returns must live as long as the graph.
-  std::shared_ptr<const void> note_graph(std::span<const Tensor> outputs);
-  /// After Reducer::begin.
+  /// After Reducer::begin, within the backward.
   void begin();
   /// In place of the reducer's launch_rest and wait.
   std::exception_ptr end();
@@ -25,11 +22,11 @@ class UnusedParameters {
   void abandon(const std::string& reason);
 
  private:
-  using Reached = std::vector<bool>;  // by parameter
+  // Keeps the gradient of a parameter that this rank has not used since it was averaged.
+  void keep(std::size_t parameter);
   Reducer& reducer_;
   std::shared_ptr<ProcessGroup> group_;
-  std::vector<std::weak_ptr<const Reached>> graphs_;  // a backward goes through some of those that still exist
-  std::vector<std::pair<std::size_t, Tensor>> kept_;  // older gradients of parameters that this backward does not reach
+  std::vector<Tensor> kept_;  // by parameter
 };
 
 }  // namespace tandem::parallel

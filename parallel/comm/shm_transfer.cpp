@@ -136,6 +136,7 @@ void Transfer::share(int piece) {
 // Each rank combines a slice of whole cache lines, and writes it to all, or to the root: whoever wrote a line can write
 // it again at little cost.
 void Transfer::combine_slice(int piece, bool to_root) {
+  if (size_ == 1) return;  // the only input is the result
   const std::int64_t line = kLineBytes / item_, lines = (count_of(piece) + line - 1) / line;
   const std::int64_t first = lines * rank_ / size_ * line;
   const std::int64_t last = std::min(lines * (rank_ + 1) / size_ * line, count_of(piece));

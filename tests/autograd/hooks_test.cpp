@@ -162,6 +162,21 @@ TEST_CASE("queue_callback: at the end of the backward that is running, in order"
   CHECK_ERROR(sum(x).backward(), "from the callback");
 }
 
+TEST_CASE("a hook asks what the running backward does") {
+  Tensor x = leaf({1, 2}), y = leaf({3, 4}), z = leaf({5});
+  std::vector<bool> seen;
+  const HookHandle on_y = register_hook(y, [&](const Tensor&) {
+    seen = {autograd::accumulates_gradients(), autograd::reaches(x), autograd::reaches(z)};
+    return Tensor();
+  });
+  sum(x * y).backward();
+  CHECK(seen == std::vector<bool>{true, true, false});
+  (void)autograd::grad({sum(y)}, {y});
+  CHECK(seen == std::vector<bool>{false, false, false});
+  CHECK_ERROR(autograd::accumulates_gradients(), "[accumulates_gradients]", "no backward is running");
+  CHECK_ERROR(autograd::reaches(x), "[reaches]", "no backward is running");
+}
+
 TEST_CASE("hooks: a backward inside a hook inside a backward") {
   Tensor x = leaf({1, 2}), w = leaf({5});
   int inner = 0;

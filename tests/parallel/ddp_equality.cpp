@@ -41,8 +41,9 @@ void compare(const Group& group, std::int64_t rows, DType dtype, double toleranc
     const auto expected = train(*alone, *optimizer_for(alone->parameters()), rows, dtype,
                                 [&](const Tensor& x, const Tensor& y) { return loss_fn((*alone)(x), y); });
     const auto net = make_mlp(dtype, group->rank());  // rank 0's parameters win
-    const double cap = rows == 8 ? 1e-4 : 25;         // several buckets, or one
-    parallel::DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = cap});
+    const double cap = rows == 8 ? 1e-4 : 25;
+    parallel::DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = cap, .first_bucket_mb = cap});
+    require((ddp.logging_data().buckets.size() > 1) == (rows == 8), "several buckets with 8 rows, else one");
     const auto optimizer = optimizer_for(net->parameters());
     const auto mine = train(*net, *optimizer, rows, dtype, [&](const Tensor& x, const Tensor& y) {
       return ddp.loss(loss_fn, part(x, group), part(y, group));

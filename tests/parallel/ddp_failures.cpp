@@ -88,8 +88,7 @@ void a_backward_that_throws(const Group& group) {
     }
 }
 
-// A parameter that only the loss uses. Its gradient is averaged when it comes in time; when it has been given up as
-// unused before, that is an error.
+// A parameter that only the loss uses is averaged like all others, whether its gradient comes early or late.
 void used_outside(const Group& group) {
   const Tensor x = full({1, 2}, group->rank() + 1.0, {.dtype = float64});
   for (const bool find : {false, true}) {
@@ -108,12 +107,8 @@ void used_outside(const Group& group) {
     net->both = false;
     const Tensor early = of_loss();
     const Tensor loss = early + sum(ddp(x));
-    if (find) {
-      require_error({"'b.", "after it had been announced as complete", "inside forward"}, [&] { loss.backward(); });
-    } else {
-      loss.backward();
-      require_average();
-    }
+    loss.backward();
+    require_average();
     require_working(*net, ddp, group);
   }
 }
@@ -133,6 +128,65 @@ void backward_in_a_hook(const Group& group) {
                   [&] { sum(ddp(x)).backward(); });
   }
   require_working(*net, ddp, group);
+}
+
+// One rank alone tries a backward inside a backward, and goes on: the outer one, and the ranks, stay in step.
+void a_refused_backward_in_a_hook(const Group& group) {
+  for (const bool find : {false, true}) {
+    const auto net = std::make_shared<FirstOnly>();
+    DistributedDataParallel ddp(
+        net, {.process_group = group, .bucket_cap_mb = 1e-6, .find_unused_parameters = find, .first_bucket_mb = 1e-6});
+    const Tensor x = ones({1, 2}, {.dtype = float64});
+    const Tensor inner = group->rank() == 0 ? sum(ddp(x)) : Tensor();
+    auto hook = autograd::register_hook(net->a->weight, [&](const Tensor&) {
+      if (inner.defined())
+        require_error({rank_text(group, 0), "began inside another one"}, [&] { inner.backward({}, true); });
+      return Tensor();
+    });
+    for (int step = 0; step < 3; ++step) require_working(*net, ddp, group);
+    hook.reset();
+    require_working(*net, ddp, group);
+  }
+}
+
+// A parameter of two wrapped models: a backward through both would average it twice at the same time.
+void shared_between_wrappers(const Group& group) {
+  struct Head : nn::Module {
+    explicit Head(std::shared_ptr<FirstOnly> encoder) : shared(register_module("shared", std::move(encoder))) {
+      own->to(float64);
+    }
+    Tensor forward(const Tensor& x) override { return own(shared->forward(x)); }
+    std::shared_ptr<FirstOnly> shared;
+    nn::Linear own = register_module("own", nn::Linear(2, 2));
+  };
+  const auto encoder = std::make_shared<FirstOnly>();
+  const auto f = std::make_shared<Head>(encoder), g = std::make_shared<Head>(encoder);
+  fill(*f, 1);
+  fill(*g, 2);
+  DistributedDataParallel f_ddp(f, {.process_group = group}), g_ddp(g, {.process_group = group});
+  auto zero = [&] {
+    f->zero_grad();
+    g->zero_grad();
+  };
+  const Tensor x = wave({3, 2}, group->rank());
+  auto own = [&](nn::Module& m) {
+    zero();
+    sum(pow(m(x), 2)).backward();
+    const Tensor gradient = encoder->a->weight.grad().clone();
+    zero();
+    return gradient;
+  };
+  for (int step = 0; step < 3; ++step) {  // the order is rebuilt on the way
+    const Tensor expected_f = average(own(*f), group), expected_g = average(own(*g), group);
+    sum(pow(f_ddp(x), 2)).backward();
+    require_close(encoder->a->weight.grad(), expected_f, 1e-12, "the first model's backward");
+    sum(pow(g_ddp(x), 2)).backward();
+    require_close(encoder->a->weight.grad(), expected_f + expected_g, 1e-12, "then the second's");
+    zero();
+    require_error({rank_text(group, group->rank()), "parameter 'shared.", "two wrapped models", "one after the other"},
+                  [&] { (sum(f_ddp(x)) + sum(g_ddp(x))).backward(); });
+    zero();
+  }
 }
 
 void changed_after_wrapping(const Group& group) {
@@ -219,6 +273,8 @@ std::vector<DdpCase> failure_cases() {
           {"a backward that throws", a_backward_that_throws},
           {"used outside", used_outside},
           {"a backward in a hook", backward_in_a_hook},
+          {"a refused backward in a hook", a_refused_backward_in_a_hook},
+          {"shared between wrappers", shared_between_wrappers},
           {"changed after wrapping", changed_after_wrapping},
           {"construction", construction}};
 }

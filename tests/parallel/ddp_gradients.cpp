@@ -242,6 +242,24 @@ void evaluation(const Group& group) {
   require_gradients(*net, expected, "after an evaluation");
 }
 
+// autograd::grad gives parameters nothing, so one rank alone may ask for it.
+void gradients_of_inputs(const Group& group) {
+  for (const bool find : {false, true}) {
+    const auto alone = make_mlp(), net = make_mlp();
+    const auto expected = expected_gradients(*make_mlp(), group, square);
+    DistributedDataParallel ddp(net, {.process_group = group, .find_unused_parameters = find});
+    if (group->rank() == 0) {
+      Tensor x = input_of(0);
+      x.requires_grad_();
+      auto gradient = [&](nn::Module& m) { return autograd::grad({sum(pow(m(x), 2))}, {x}).front(); };
+      require_close(gradient(ddp), gradient(*alone), 1e-12, "the gradient of an input");
+      require(!net->parameters()[0].grad().defined(), "parameters are left alone");
+    }
+    square(ddp, group->rank()).backward();
+    require_gradients(*net, expected, "after autograd::grad");
+  }
+}
+
 // register_hook sees, and may change, what this rank has computed.
 void hooks(const Group& group) {
   const auto alone = make_mlp();
@@ -388,6 +406,12 @@ void buffers(const Group& group) {
     // The graph saves what it multiplies by; values that are the same already are not written.
     const Tensor one = square(ddp, group->rank()), two = square(ddp, group->rank());
     (one + two).backward();
+    if (group->rank() == 0) {  // in eval mode no other rank need take part, also where gradients are recorded
+      ddp.eval();
+      require(square(ddp, 0).requires_grad(), "recorded");
+      ddp.train();
+    }
+    square(ddp, group->rank()).backward();
     const auto guard = ddp.no_sync();
     const int before = net->count.to_vector<int>().front();
     square(ddp, group->rank()).backward();
@@ -406,6 +430,7 @@ std::vector<DdpCase> gradient_cases() {
           {"frozen", frozen},
           {"life in the bucket", life_in_the_bucket},
           {"evaluation", evaluation},
+          {"gradients of inputs", gradients_of_inputs},
           {"hooks", hooks},
           {"hooks that return views", hooks_that_return_views},
           {"two models", two_models},

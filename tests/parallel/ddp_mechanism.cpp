@@ -145,7 +145,25 @@ void find_unused_keeps_its_order(const Group& group) {
   require(!ddp.logging_data().rebuilt, "with find_unused_parameters the first plan stays");
 }
 
-// The weights' gradients are written where they are reduced from: nothing is copied.
+// The layers' backward writes gradients where they are reduced from: nothing is copied.
+void written_in_place(const Group& group) {
+  const auto net = make_mlp();
+  DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 1e-4, .first_bucket_mb = 1e-4});
+  std::vector<const void*> written(4);
+  std::vector<autograd::HookHandle> hooks;
+  for (std::size_t i = 0; i < 4; ++i)
+    hooks.push_back(autograd::register_hook(net->parameters()[i], [&written, i](const Tensor& g) {
+      written[i] = g.raw().data;
+      return Tensor();
+    }));
+  for (int step = 0; step < 3; ++step) {  // the order is rebuilt on the way
+    mean(ddp(wave({2, 6}, step))).backward();
+    for (std::size_t i = 0; i < 4; ++i)
+      require(net->parameters()[i].grad().raw().data == written[i], "a gradient stays where it was written");
+    net->zero_grad();
+  }
+}
+
 void two_dtypes(const Group& group) {
   struct Two : nn::Module {
     Two() { b->to(float64); }
@@ -214,6 +232,7 @@ std::vector<DdpCase> mechanism_cases() {
           {"all but the last", all_but_the_last},
           {"rebuilt once", rebuilt_once},
           {"find_unused keeps its order", find_unused_keeps_its_order},
+          {"written in place", written_in_place},
           {"two dtypes", two_dtypes},
           {"several inputs", several_inputs},
           {"default plan", default_plan},

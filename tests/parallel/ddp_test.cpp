@@ -79,9 +79,46 @@ TEST_CASE("a rank's model may span devices") {
   set_cpu_device_count(before);
 }
 
+// A state on two devices is taken over, whatever devices a rank's tensors are on.
+TEST_CASE("broadcast_state of a state on two devices") {
+  const int before = device_count(DeviceType::cpu);
+  set_cpu_device_count(2);
+  struct Two : nn::Module {
+    explicit Two(Device second) {
+      to(float64);
+      b->to(second);
+    }
+    Tensor forward(const Tensor& x) override { return b(a(x).to(b->weight.device())).to(Device("cpu:0")); }
+    nn::Linear a = register_module("a", nn::Linear(6, 4)), b = register_module("b", nn::Linear(4, 2));
+  };
+  for (const bool alike : {true, false})
+    run_ranks(3, [&](const test::Group& group) {
+      const auto net = std::make_shared<Two>(Device(alike || group->rank() != 1 ? "cpu:1" : "cpu:0"));
+      test::fill(*net, group->rank());
+      parallel::broadcast_state(*net, group);
+      parallel::check_consistency(*net, group);
+      optim::Adam optimizer(net->parameters(), {.lr = 0.1 * (group->rank() + 1)});
+      sum((*net)(test::wave({3, 6}, group->rank()))).backward();
+      optimizer.step();
+      parallel::broadcast_state(*net, group);
+      parallel::broadcast_state(optimizer, group);
+      parallel::check_consistency(*net, optimizer, group);
+      if (!alike) return;
+      parallel::DistributedDataParallel ddp(net, {.process_group = group});
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        sum(ddp(test::wave({3, 6}, group->rank()))).backward();
+        optimizer.step();
+      }
+      parallel::broadcast_state(optimizer, group);
+      parallel::check_consistency(ddp, optimizer, group);
+    });
+  set_cpu_device_count(before);
+}
+
 TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
-  for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::mechanism_cases(),
-                            test::failure_cases(), test::consistency_cases()})
+  for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::unused_cases(),
+                            test::mechanism_cases(), test::failure_cases(), test::consistency_cases()})
     for (const test::DdpCase& c : cases)
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(std::string(c.name));
