@@ -30,6 +30,10 @@ struct alignas(64) Member {
   std::atomic<std::uint64_t> posted{0};                                // calls so far
   std::atomic<std::uint64_t> steps{0};  // steps of calls done so far; every rank does the same ones
   std::atomic<std::int32_t> state{kPresent};
+  // Whether it may be touching the others' data. Note [Steps and ranks that give up]: a rank enters, and then looks at
+  // all states; one that gives up says so in its state, and then waits until nobody is inside. Thus no rank touches the
+  // data of one that has given up, which may free them.
+  alignas(64) std::atomic<bool> inside{false};
   Post posts[kCalls];  // call i is in posts[i % kCalls]
   char messages[kCalls][kMessageBytes] = {};
 };

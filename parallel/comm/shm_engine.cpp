@@ -33,6 +33,14 @@ int available_cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
+struct Inside {
+  explicit Inside(Member& m) : member(m) { member.inside.store(true); }
+  ~Inside() { member.inside.store(false); }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  Member& member;
+};
+
 }  // namespace
 
 bool Task::poll() {
@@ -119,7 +127,9 @@ bool Engine::post() {
 // Whether the task cannot go on for want of this member.
 bool Engine::lacks(int member, const Task& task) const {
   const Member& m = memory_->member(member);
-  return m.posted.load() <= task.call_.sequence || m.steps.load() < steps_;
+  const bool moves = task.transfer_ && task.step_ < task.steps_;
+  return m.posted.load() <= task.call_.sequence || m.steps.load() < steps_ ||
+         (moves && m.state.load() != Member::kPresent);
 }
 
 // Does the next step of the first task; false when another rank has not come so far.
@@ -131,10 +141,19 @@ bool Engine::advance(Task& task) {
     end(task);
     return true;
   }
-  if (task.transfer_) task.transfer_->run(task.step_);
+  if (task.transfer_ && !move_data(task)) return false;
   ++task.step_;
   memory_->member(rank_).steps.store(++steps_);
   memory_->bell().ring();
+  return true;
+}
+
+// See note [Steps and ranks that give up].
+bool Engine::move_data(Task& task) {
+  const Inside inside(memory_->member(rank_));
+  for (int i = 0; i < size(); ++i)
+    if (memory_->member(i).state.load() != Member::kPresent) return false;
+  task.transfer_->run(task.step_);
   return true;
 }
 
@@ -277,14 +296,16 @@ void Engine::lose(int member, const std::string& what) { stop(member, what, Memb
 
 void Engine::stop(int member, const std::string& what, std::int32_t state) {
   lost_ = std::make_exception_ptr(CommError(member, who() + what));
+  memory_->member(rank_).state.store(state);
+  memory_->bell().ring();
+  for (int i = 0; i < size(); ++i)
+    if (i != rank_) memory_->wait_until_outside(i);
   for (const auto& task : tasks_) {
     task->error_ = lost_;
     task->done_ = true;
   }
   tasks_.clear();
   posted_ = ended_ = started_;
-  memory_->member(rank_).state.store(state);
-  memory_->bell().ring();
 }
 
 void Engine::leave() {

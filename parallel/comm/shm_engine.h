@@ -70,6 +70,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void progress();
   bool post();
   bool advance(Task& task);
+  bool move_data(Task& task);
   void begin(Task& task);
   void end(Task& task);
   bool lacks(int member, const Task& task) const;

@@ -99,12 +99,16 @@ Location ThreadMemory::place_of(const void* data, std::size_t) const {
 char* ThreadMemory::address(int, Location place) const { return reinterpret_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
 bool ThreadMemory::ended(int member) const { return said_to_have_ended(member); }
+void ThreadMemory::wait_until_outside(int member) const {
+  while (this->member(member).inside.load()) std::this_thread::yield();
+}
 void ThreadMemory::all_came() {}
 
 // --- Processes ---
 
 namespace {
 
+constexpr auto kStoppedTime = std::chrono::seconds(1);  // a process that is in a step for longer does not run
 constexpr std::size_t kRoomBytes = kCalls * kSmallBytes + 2 * ProcessMemory::kPieceBytes;  // for each rank
 
 // What each rank tells the others through the store.
@@ -222,6 +226,11 @@ bool ProcessMemory::ended(int member) const {
     return poll(&end, 1, 0) > 0;
   }
   return said_to_have_ended(member);  // the system has no pidfd, or the process had ended already
+}
+
+void ProcessMemory::wait_until_outside(int member) const {
+  const auto limit = Clock::now() + kStoppedTime;
+  while (this->member(member).inside.load() && !ended(member) && Clock::now() < limit) std::this_thread::yield();
 }
 
 void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {

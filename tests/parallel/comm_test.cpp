@@ -30,6 +30,18 @@ void on_ranks(int n, const Body& body, double timeout_seconds = 30) {
       {.nthreads = n});
 }
 
+// A group of all ranks with a timeout of its own, called by each rank when all have joined: joining a loaded machine
+// may take long.
+std::shared_ptr<parallel::ProcessGroup> impatient_group(bool processes, const char* name = "impatient",
+                                                        double timeout_seconds = 1) {
+  parallel::GroupSetup setup{.store = parallel::t_thread_rank->store,
+                             .name = name,
+                             .world_rank = parallel::t_thread_rank->rank,
+                             .timeout_seconds = timeout_seconds};
+  for (int r = 0; r < parallel::t_thread_rank->world_size; ++r) setup.ranks.push_back(r);
+  return processes ? parallel::make_shm_group(setup) : parallel::make_thread_group(setup);
+}
+
 }  // namespace
 
 TEST_CASE("collectives equal a plain computation on 1 to 4 ranks, bit by bit") {
@@ -213,6 +225,72 @@ TEST_CASE("the first failure of a rank is what spawn_threads throws; the others 
   CHECK(told == 2);
   CHECK_ERROR(parallel::spawn_threads([](int, int) {}, {.nthreads = 0}), "0 threads were asked for");
   CHECK_THROWS_AS(parallel::spawn_threads([](int, int) { throw 3; }, {.nthreads = 2}), int);
+}
+
+TEST_CASE("once a call has thrown, nobody writes its tensor or reads it") {
+  for (const bool processes : {false, true})
+    for (const bool late : {false, true}) {
+      CAPTURE(processes);
+      CAPTURE(late);
+      std::atomic<bool> thrown = false, over = false;
+      auto wait_for = [](const std::atomic<bool>& flag) {
+        for (int i = 0; !flag && i < 20'000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        require(flag, "the other rank has come so far");
+      };
+      auto run = [&](int rank, int) {
+        auto group = impatient_group(processes, "g", late ? 1 : 30);
+        Tensor t = group->allocate({100'000}, float32), own;
+        t.fill_(rank + 1.0);
+        group->barrier().wait();
+        if (rank == 0) {
+          parallel::Work work = group->all_reduce(t);
+          if (late) {  // gives up on a rank that does not come
+            require_error("waited 1 s in all_reduce", [&] { work.wait(); });
+          } else {  // an exception leaves the function while the call is posted
+            try {
+              const auto leaves = std::move(group);
+              fail("mine", "an error");
+            } catch (const Error&) {
+            }
+            require_error("the group was destroyed", [&] { work.wait(); });
+          }
+          own = t.clone();
+          if (!processes) t = Tensor();  // its memory is free for others
+          const Tensor next = zeros({100'000});
+          thrown = true;
+          wait_for(over);
+          require(same_bits(own, full({100'000}, 1.0)), "no data have moved");
+          require(same_bits(next, zeros({100'000})), "a later tensor in the place of the other");
+          require(!t.defined() || same_bits(t, own), "the tensor stays");
+        } else {
+          wait_for(thrown);
+          require_error(late ? "rank 0 has given up on rank" : "rank 0 has left", [&] { group->all_reduce(t).wait(); });
+          over = true;
+        }
+      };
+      CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = 2}));
+    }
+}
+
+TEST_CASE("a rank throws in the middle of calls") {
+  for (const bool processes : {false, true})
+    for (int i = 0; i < 20; ++i) {
+      auto run = [&](int rank, int) {
+        const auto group = impatient_group(processes, "g", 30);
+        std::vector<Tensor> tensors;
+        for (int k = 0; k < 8; ++k) {
+          tensors.push_back(group->allocate({k % 2 == 0 ? 30'000 : 100}, float32));
+          tensors.back().fill_(1.0);
+        }
+        for (int k = 0;; ++k) {
+          auto& t = tensors[static_cast<std::size_t>(k % 8)];
+          const parallel::Work work = group->all_reduce(t, parallel::ReduceOp::max);
+          if (rank == 1 && k == 20 + i) fail("mine", "an error");
+          if (k % 3 == 0) work.wait();
+        }
+      };
+      CHECK_ERROR(parallel::spawn_threads(run, {.nthreads = 3}), "rank 1: [mine] an error");
+    }
 }
 
 TEST_CASE("a silent rank is named with what it was last seen in") {
