@@ -30,7 +30,7 @@ class Task final : public Work::State {
   std::shared_ptr<Engine> engine_;
   Collective collective_;
   Fingerprint call_;
-  std::optional<Transfer> transfer_;  // once all ranks have come and agree
+  std::optional<StepTransfer> transfer_;  // once all ranks have come and agree
   int step_ = 0, steps_ = 1;
   bool done_ = false;
   std::exception_ptr error_;

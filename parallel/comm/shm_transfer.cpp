@@ -33,8 +33,8 @@ std::size_t input_bytes(const Fingerprint& call, int size) {
   return static_cast<std::size_t>(call.count * parts) * size_of(static_cast<DType>(call.dtype));
 }
 
-Transfer::Transfer(const SharedMemory& memory, const Collective& collective, const std::vector<const Post*>& posts,
-                   int rank)
+StepTransfer::StepTransfer(const SharedMemory& memory, const Collective& collective,
+                           const std::vector<const Post*>& posts, int rank)
     : memory_(memory),
       operation_(collective.operation),
       op_(collective.op),
@@ -63,16 +63,16 @@ Transfer::Transfer(const SharedMemory& memory, const Collective& collective, con
   }
 }
 
-std::int64_t Transfer::count_of(int piece) const { return std::min(piece_count_, count_ - first_of(piece)); }
+std::int64_t StepTransfer::count_of(int piece) const { return std::min(piece_count_, count_ - first_of(piece)); }
 
-char* Transfer::input_of(int rank, int part, int piece) const {
+char* StepTransfer::input_of(int rank, int part, int piece) const {
   if (!inputs_.empty()) return inputs_[static_cast<std::size_t>(rank)] + part * count_ * item_;
   return memory_.piece(rank, static_cast<std::size_t>(piece) % 2) + part * count_of(piece) * item_;
 }
 
 // Step 0 copies the first piece in; step i + 1 works on piece i. A piece's room is free for the next but one when this
 // rank has copied the result out, since the others have done their share of it a step before.
-void Transfer::run(int i) {
+void StepTransfer::run(int i) {
   if (count_ == 0) return;
   if (!inputs_.empty()) return share(0);
   if (i == 0) return copy_in(0);
@@ -81,7 +81,7 @@ void Transfer::run(int i) {
   if (i + 1 < steps_) copy_in(i);
 }
 
-void Transfer::finish() {
+void StepTransfer::finish() {
   if (count_ == 0) return;
   if (inputs_.empty())
     copy_out(steps_ - 2);
@@ -89,7 +89,7 @@ void Transfer::finish() {
     copy_out(0);
 }
 
-void Transfer::copy_in(int piece) {
+void StepTransfer::copy_in(int piece) {
   const Fingerprint call{.operation = static_cast<std::int32_t>(operation_), .root = root_};
   if (!gives_input(call, rank_)) return;
   for (int part = 0; part < parts_; ++part)
@@ -98,13 +98,13 @@ void Transfer::copy_in(int piece) {
 }
 
 // Of the operations whose result is where the input was.
-void Transfer::copy_out(int piece) {
+void StepTransfer::copy_out(int piece) {
   if (operation_ != Operation::all_reduce && (operation_ != Operation::reduce || rank_ != root_)) return;
   std::memcpy(output_ + first_of(piece) * item_, input_of(rank_, 0, piece),
               static_cast<std::size_t>(count_of(piece) * item_));
 }
 
-void Transfer::share(int piece) {
+void StepTransfer::share(int piece) {
   switch (operation_) {
     case Operation::all_reduce:
       return combine_slice(piece, false);
@@ -135,7 +135,7 @@ void Transfer::share(int piece) {
 
 // Each rank combines a slice of whole cache lines, and writes it to all, or to the root: whoever wrote a line can write
 // it again at little cost.
-void Transfer::combine_slice(int piece, bool to_root) {
+void StepTransfer::combine_slice(int piece, bool to_root) {
   if (size_ == 1) return;  // the only input is the result
   const std::int64_t line = kLineBytes / item_, lines = (count_of(piece) + line - 1) / line;
   const std::int64_t first = lines * rank_ / size_ * line;
@@ -152,7 +152,7 @@ void Transfer::combine_slice(int piece, bool to_root) {
 }
 
 // Copies a part of a rank's input to the output, behind `to` elements.
-void Transfer::take(int from, int part, int piece, std::int64_t to) {
+void StepTransfer::take(int from, int part, int piece, std::int64_t to) {
   char* target = output_ + (to + first_of(piece)) * item_;
   const char* source = input_of(from, part, piece);
   if (target != source) std::memcpy(target, source, static_cast<std::size_t>(count_of(piece) * item_));

@@ -1,4 +1,4 @@
-// Transfer: how the data of one collective move, in steps that all ranks do together.
+// StepTransfer: how the data of one collective move, in steps that all ranks do together.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,10 +15,11 @@ std::size_t input_bytes(const Fingerprint& call, int size);
 /// share on them in one step: it combines its slice of all inputs into all of them, or takes what it needs to its
 /// output. Else inputs go through the shared memory piece by piece; while the ranks work on one piece, the next is
 /// copied in.
-class Transfer {
+class StepTransfer {
  public:
   /// `posts` are those of all ranks, which agree.
-  Transfer(const SharedMemory& memory, const Collective& collective, const std::vector<const Post*>& posts, int rank);
+  StepTransfer(const SharedMemory& memory, const Collective& collective, const std::vector<const Post*>& posts,
+               int rank);
   int steps() const { return steps_; }
   /// Does step `i`; every rank must have done all steps before it.
   void run(int i);
