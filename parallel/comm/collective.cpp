@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <tandem/autograd/grad_mode.h>
+
 namespace tandem::parallel {
 namespace {
 
@@ -38,6 +40,23 @@ Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
   f.op = static_cast<std::int32_t>(c.op);
   f.count = c.input.defined() && c.output.defined() ? std::min(c.input.numel(), c.output.numel()) : any.numel();
   return f;
+}
+
+void Collective::make_dense() {
+  const NoGradGuard no_grad;
+  const bool in_place = input.defined() && output.defined() && input.identity() == output.identity();
+  if (output.defined() && !output.is_contiguous()) view = output;
+  if (input.defined()) input = input.contiguous();
+  if (output.defined()) output = in_place ? input : output.contiguous();
+}
+
+void Collective::finish() {
+  if (!output.defined()) return;
+  const NoGradGuard no_grad;
+  if (view.defined())
+    view.copy_(output);
+  else
+    output.mark_changed();
 }
 
 std::string describe(const Fingerprint& f) {

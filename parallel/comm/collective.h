@@ -23,8 +23,8 @@ enum class Operation : std::int32_t {
   fail,  // this rank cannot take part in whatever the others call, and says why
 };
 
-/// One rank's part of a collective. Tensors are dense and detached. Where an operation works in place, input and output
-/// are the same tensor; where this rank reads or gets nothing, they are undefined.
+/// One rank's part of a collective. Tensors are detached. Where an operation works in place, input and output are the
+/// same tensor; where this rank reads or gets nothing, they are undefined.
 ///   all_reduce      input = output = t
 ///   broadcast       input on the root, output on the others
 ///   reduce          input everywhere, output on the root
@@ -38,6 +38,15 @@ struct Collective {
   int root = 0;
   Tensor input = {}, output = {};
   std::string message = {};  // of fail
+  Tensor view = {};          // what the output was before make_dense, when it was not dense
+
+  // The backend calls these on any thread, before and after it moves the data.
+
+  /// Puts dense copies in the place of tensors that are not dense. Not before earlier calls have ended, whose results
+  /// the copies must have.
+  void make_dense();
+  /// When the call went well: takes the result to the view that the output stands for, and counts it as a change.
+  void finish();
 };
 
 /// What one rank says about a collective.

@@ -43,10 +43,13 @@ struct Range {
 
 class Task final : public Work::State {
  public:
-  // Takes the addresses on the thread that calls: a tensor may stand for a replica's there.
-  explicit Task(const Collective& c) : collective(c) {
-    if (c.input.defined()) in = static_cast<char*>(const_cast<void*>(static_cast<const void*>(c.input.raw().data)));
-    if (collective.output.defined()) out = static_cast<char*>(collective.output.raw_for_write().data);
+  explicit Task(const Collective& c) : collective(c) {}
+  // Makes the tensors ready; not before the collectives before it have ended.
+  void begin() {
+    collective.make_dense();
+    const Tensor &from = collective.input, &to = collective.output;
+    if (from.defined()) in = static_cast<char*>(const_cast<void*>(static_cast<const void*>(from.raw().data)));
+    if (to.defined()) out = static_cast<char*>(const_cast<void*>(static_cast<const void*>(to.raw().data)));
   }
   bool poll() override {
     const std::lock_guard lock(mutex_);
@@ -58,7 +61,7 @@ class Task final : public Work::State {
     if (error_) std::rethrow_exception(error_);
   }
   void finish(std::exception_ptr error) {
-    collective.input = collective.output = {};
+    collective = {};
     const std::lock_guard lock(mutex_);
     done_ = true;
     error_ = std::move(error);
@@ -132,9 +135,6 @@ class GlooGroup final : public ProcessGroup {
 };
 
 Work GlooGroup::start(const Collective& c) {
-  for (const Tensor& t : {c.input, c.output})
-    if (t.defined() && !t.device().is_cpu())
-      tandem::fail(name(c.operation), "the tensor is on {}; the backend gloo works on tensors of the CPU", t.device());
   auto task = std::make_shared<Task>(c);
   {
     const std::lock_guard lock(mutex_);
@@ -159,7 +159,9 @@ void GlooGroup::run_all() {
     std::exception_ptr error = broken_;
     if (!error) {
       try {
+        task->begin();
         run(*task);
+        task->collective.finish();
       } catch (const ExchangeError& e) {
         error = broken_ = std::make_exception_ptr(explain(e, describe(fingerprint(task->collective, sequence_))));
         mesh_->close();

@@ -1,7 +1,6 @@
 // The checks of arguments that all backends share.
 #include <tandem/parallel/comm/process_group.h>
 
-#include <tandem/autograd/grad_mode.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -37,18 +36,16 @@ void check_op(const char* name, ReduceOp op, DType dtype) {
 
 Tensor ProcessGroup::allocate(const Shape& shape, DType dtype) { return zeros(shape, {.dtype = dtype}); }
 
-// Views that are not dense travel as dense copies.
 Work ProcessGroup::run(Collective c) {
-  const NoGradGuard no_grad;
   check(rank() >= 0, name(c.operation), "this process is not a member of the group; only its members may call it");
+  for (const Tensor& t : {c.input, c.output})
+    if (t.defined() && !t.device().is_cpu())
+      tandem::fail(name(c.operation), "the tensor is on {}; the backend {} works on tensors of the CPU", t.device(),
+                   backend());
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
-  Tensor target = c.output;
-  if (c.input.defined()) c.input = c.input.contiguous().detach();
-  if (c.output.defined()) c.output = in_place ? c.input : c.output.contiguous().detach();
-  const bool copied = target.defined() && c.output.raw().data != target.raw().data;
-  Work work = start(c);
-  if (!copied) return work;
-  return work.then([from = c.output, to = target.detach()]() mutable { to.copy_(from); });
+  if (c.input.defined()) c.input = c.input.detach();
+  if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
+  return start(c);
 }
 
 Work ProcessGroup::all_reduce(Tensor& t, ReduceOp op) {

@@ -25,7 +25,8 @@ class CommError : public Error {
 /// Each call starts one and returns its Work; the functions below this class wait for it. Arguments are checked before
 /// anything is sent: Error for a root out of range, a wrong number of elements, a type that cannot be combined, a
 /// tensor on a device that the backend does not serve, or a call by a process that is no member. Ranks that disagree
-/// get a CommError on each of them. Views that are not dense are copied. Sums follow one fixed balanced binary tree
+/// get a CommError on each of them. Calls have their effects one after the other, also where
+/// several are under way on one tensor. Views that are not dense are copied. Sums follow one fixed balanced binary tree
 /// over the ranks: the same bits on every rank, in every run, and on every backend of the CPU.
 class ProcessGroup {
  public:

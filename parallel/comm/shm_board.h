@@ -8,9 +8,8 @@
 
 namespace tandem::parallel {
 
-inline constexpr std::size_t kCalls = 8;             // that a rank may have posted and not finished
 inline constexpr std::size_t kMessageBytes = 1024;   // of fail; longer ones are cut
-inline constexpr std::size_t kSmallBytes = 8 << 10;  // inputs up to this size are copied when they are posted
+inline constexpr std::size_t kSmallBytes = 8 << 10;  // inputs up to this size are copied with the post
 
 /// Where the others find the data of a call. `area` is one of these, or the number of an allocation.
 struct Location {
@@ -18,7 +17,7 @@ struct Location {
   std::int64_t area = kNowhere, offset = 0;
 };
 
-/// A call as its rank posts it.
+/// A call as its rank posts it: when the call before it has ended, so that calls have their effects in order.
 struct alignas(64) Post {
   Fingerprint call = {};
   Location input = {};
@@ -34,8 +33,8 @@ struct alignas(64) Member {
   // all states; one that gives up says so in its state, and then waits until nobody is inside. Thus no rank touches the
   // data of one that has given up, which may free them.
   alignas(64) std::atomic<bool> inside{false};
-  Post posts[kCalls];  // call i is in posts[i % kCalls]
-  char messages[kCalls][kMessageBytes] = {};
+  Post posts[2];  // call i is in posts[i % 2]; the one before stays, for errors that tell where a rank was last seen
+  char message[kMessageBytes] = {};  // of fail
 };
 
 /// Wakes ranks that sleep. Whoever changes a Member rings it.

@@ -88,40 +88,36 @@ std::shared_ptr<Task> Engine::start(const Collective& collective) {
 }
 
 void Engine::progress() {
-  while (post()) {
-  }
-  while (!tasks_.empty() && advance(*tasks_.front())) {
+  while (!tasks_.empty()) {
+    post(*tasks_.front());
+    if (!advance(*tasks_.front())) break;
     stalled_since_ = 0;
-    while (post()) {
-    }
   }
   if (!tasks_.empty() && stalled_since_ == 0) stalled_since_ = now();
 }
 
-// Tells the others of the next call that was started; false when there is none, or no room before an earlier one ends.
-bool Engine::post() {
-  if (posted_ == started_ || posted_ - ended_ == kCalls) return false;
-  const Task& task = *tasks_[static_cast<std::size_t>(posted_ - ended_)];
-  const std::size_t slot = posted_ % kCalls;
+// Tells the others of the first call, if they do not know.
+void Engine::post(Task& task) {
   Member& me = memory_->member(rank_);
-  Post& mine = me.posts[slot];
+  if (me.posted.load() > task.call_.sequence) return;
+  task.collective_.make_dense();
+  Post& mine = me.posts[task.call_.sequence % 2];
   mine = {.call = task.call_};
   if (gives_input(task.call_, rank_)) {
     const void* data = task.collective_.input.raw().data;
     const std::size_t bytes = input_bytes(task.call_, size());
     mine.input = memory_->place_of(data, bytes);
     if (mine.input.area == Location::kNowhere && bytes <= kSmallBytes && size() > 1) {
-      mine.input = {.area = Location::kWithPost, .offset = static_cast<std::int64_t>(slot * kSmallBytes)};
+      mine.input = {.area = Location::kWithPost};
       if (bytes > 0) std::memcpy(memory_->address(rank_, mine.input), data, bytes);
     }
   }
   if (static_cast<Operation>(task.call_.operation) == Operation::fail) {
     const std::string& message = task.collective_.message;
-    me.messages[slot][message.copy(me.messages[slot], kMessageBytes - 1)] = 0;
+    me.message[message.copy(me.message, kMessageBytes - 1)] = 0;
   }
-  me.posted.store(++posted_);
+  me.posted.store(task.call_.sequence + 1);
   memory_->bell().ring();
-  return true;
 }
 
 // Whether the task cannot go on for want of this member.
@@ -161,7 +157,7 @@ bool Engine::move_data(Task& task) {
 // the same, since the posts must stay until everyone has seen them.
 void Engine::begin(Task& task) {
   std::vector<const Post*> posts;
-  for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call_.sequence % kCalls]);
+  for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call_.sequence % 2]);
   task.error_ = disagreement(task, posts);
   const auto operation = static_cast<Operation>(task.call_.operation);
   if (task.error_ || operation == Operation::barrier || operation == Operation::fail) return;
@@ -172,23 +168,25 @@ void Engine::begin(Task& task) {
 void Engine::end(Task& task) {
   if (task.transfer_) {
     task.transfer_->finish();
-    if (task.collective_.output.defined()) task.collective_.output.mark_changed();
+    try {
+      task.collective_.finish();
+    } catch (...) {
+      task.error_ = std::current_exception();
+    }
   }
   task.done_ = true;
   task.collective_ = {};
-  ++ended_;
   tasks_.pop_front();
 }
 
 std::exception_ptr Engine::disagreement(const Task& task, const std::vector<const Post*>& posts) const {
   constexpr auto kFail = static_cast<std::int32_t>(Operation::fail);
   if (task.call_.operation == kFail) return nullptr;
-  const std::size_t slot = task.call_.sequence % kCalls;
   for (int i = 0; i < size(); ++i)
     if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
       return std::make_exception_ptr(
           CommError(i, fmt::format("{}rank {} cannot take part in {}: {}", who(), i, describe(task.call_),
-                                   static_cast<const char*>(memory_->member(i).messages[slot]))));
+                                   static_cast<const char*>(memory_->member(i).message))));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
     if (other == task.call_) continue;
@@ -269,7 +267,7 @@ void Engine::check_peers() {
     const std::uint64_t posted = m.posted.load();
     const std::string last = posted == 0   ? "not seen yet"
                              : posted == 1 ? "last seen making the group"
-                                           : "last seen in " + describe(m.posts[(posted - 1) % kCalls].call);
+                                           : "last seen in " + describe(m.posts[(posted - 1) % 2].call);
     seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last);
   }
   lose(missing.front(),
@@ -305,7 +303,6 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
     task->done_ = true;
   }
   tasks_.clear();
-  posted_ = ended_ = started_;
 }
 
 void Engine::leave() {

@@ -68,7 +68,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend struct RankEngines;
   // These are called with the mutex locked.
   void progress();
-  bool post();
+  void post(Task& task);
   bool advance(Task& task);
   bool move_data(Task& task);
   void begin(Task& task);
@@ -91,7 +91,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int rank_ = 0;
   bool own_cores_ = true;                    // there are as many cores as ranks
   std::deque<std::shared_ptr<Task>> tasks_;  // in the order of their starts
-  std::uint64_t started_ = 0, posted_ = 0, ended_ = 0, steps_ = 0;
+  std::uint64_t started_ = 0, steps_ = 0;
   double stalled_since_ = 0, checked_ = 0;  // stalled_since_: 0 when the first task can go on
   std::exception_ptr lost_;                 // why no call can succeed any more
   bool left_ = false;

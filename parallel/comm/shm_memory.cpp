@@ -109,7 +109,7 @@ void ThreadMemory::all_came() {}
 namespace {
 
 constexpr auto kStoppedTime = std::chrono::seconds(1);  // a process that is in a step for longer does not run
-constexpr std::size_t kRoomBytes = kCalls * kSmallBytes + 2 * ProcessMemory::kPieceBytes;  // for each rank
+constexpr std::size_t kRoomBytes = kSmallBytes + 2 * ProcessMemory::kPieceBytes;  // for each rank
 
 // What each rank tells the others through the store.
 struct Record {
@@ -216,7 +216,7 @@ char* ProcessMemory::address(int member, Location place) const {
 }
 
 char* ProcessMemory::piece(int member, std::size_t which) const {
-  return room(member) + kCalls * kSmallBytes + which * kPieceBytes;
+  return room(member) + kSmallBytes + which * kPieceBytes;
 }
 
 bool ProcessMemory::ended(int member) const {

@@ -2,8 +2,7 @@
 #pragma once
 #include <exception>
 #include <memory>
-
-#include <tandem/tensor/callable.h>
+#include <utility>
 
 namespace tandem::parallel {
 
@@ -34,8 +33,6 @@ class Work {
   bool is_completed() const { return !state_ || state_->poll(); }
   /// What wait would throw; null while the collective is under way or when it went well.
   std::exception_ptr exception() const;
-  /// Work that runs `after` once, in the wait or poll that finds this one done well.
-  Work then(UniqueFunction<void()> after) const;
 
  private:
   std::shared_ptr<State> state_;

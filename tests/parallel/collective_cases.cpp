@@ -211,9 +211,37 @@ void order_cases(parallel::ProcessGroup& group) {
   while (!work.is_completed()) {
   }
   require(work.exception() == nullptr && same_bits(polled, full({3}, total)), "a work that is only asked for");
-  bool after = false;
-  group.barrier().then([&] { after = true; }).wait();
-  require(after, "then");
+
+  // Works that are dropped end with the next call that is waited for, views too.
+  Tensor dropped = zeros({3, 4}).t();
+  dropped.fill_(me + 1);
+  (void)group.all_reduce(dropped);
+  group.barrier().wait();
+  require(same_bits(dropped, full({4, 3}, total)), "all_reduce of a view whose work is dropped");
+
+  // Calls under way on one tensor have their effects in order.
+  Tensor memory = group.allocate({100'000}, float32);
+  for (const std::int64_t count : {4, 1500, 5000, 100'000})
+    for (Tensor t : {zeros({count}), memory.narrow(0, 0, count), zeros({count, 2}).select(1, 1)}) {
+      t.fill_(me + 1.0);
+      Tensor all = empty({n, count});
+      const Work first = group.all_reduce(t), second = group.all_reduce(t, ReduceOp::max);
+      (void)group.all_gather(all, t);
+      const Work third = group.all_reduce(t), fourth = group.broadcast(t, n - 1);
+      fourth.wait();
+      require(same_bits(t, full({count}, total * n)) && same_bits(all, full({n, count}, total)),
+              "several calls on one tensor");
+      second.wait();
+    }
+  // Where the ranks' tensors lie differently, too.
+  Tensor place = me == 0 ? memory : zeros({100'000});
+  place.fill_(1.0);
+  memory.fill_(me == 0 ? 1.0 : 2.0);
+  const Work mixed = group.all_reduce(place);
+  (void)group.all_reduce(memory, ReduceOp::max);
+  group.barrier().wait();
+  mixed.wait();
+  require(same_bits(memory, full({100'000}, 1.0 * n)), "tensors in different places");
 
   // Integers wrap, NaN stays.
   Tensor large = full({1}, std::int64_t{1} << 62, {.dtype = int64});
