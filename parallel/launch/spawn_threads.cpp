@@ -21,24 +21,25 @@ std::string with_rank(int rank, std::string_view text) {
   return text.starts_with("rank ") ? std::string(text) : fmt::format("rank {}: {}", rank, text);
 }
 
-// Calls the function; returns what it threw, with the rank before the text.
-std::exception_ptr run_rank(FunctionRef<void(int, int)> function, const ThreadRank& place) {
-  auto ended = [&](std::string_view text) {
+// Calls the function; hands what it threw to `failed`, with the rank before the text, before the other ranks learn of
+// it: what they throw then comes later.
+bool run_rank(FunctionRef<void(int, int)> function, const ThreadRank& place,
+              FunctionRef<void(std::exception_ptr)> failed) {
+  auto end = [&](std::exception_ptr error, std::string_view text) {
+    failed(std::move(error));
     place.store->set(fmt::format("ended/{}", place.rank), fmt::format("has failed ({})", text));
+    return false;
   };
   try {
     function(place.rank, place.world_size);
   } catch (const CommError& e) {
-    ended(e.what());
-    return std::make_exception_ptr(CommError(e.rank(), with_rank(place.rank, e.what())));
+    return end(std::make_exception_ptr(CommError(e.rank(), with_rank(place.rank, e.what()))), e.what());
   } catch (const std::exception& e) {
-    ended(e.what());
-    return std::make_exception_ptr(Error(with_rank(place.rank, e.what())));
+    return end(std::make_exception_ptr(Error(with_rank(place.rank, e.what()))), e.what());
   } catch (...) {
-    ended("threw an exception of an unknown type");
-    return std::current_exception();
+    return end(std::current_exception(), "threw an exception of an unknown type");
   }
-  return nullptr;
+  return true;
 }
 
 }  // namespace
@@ -54,12 +55,11 @@ void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions opt
     std::optional<SingleThreadScope> single;
     if (options.nthreads > 1) single.emplace();
     const RandomStream stream(rank);
-    const std::exception_ptr error = run_rank(function, place);
-    {
+    const bool well = run_rank(function, place, [&](std::exception_ptr error) {
       const std::lock_guard lock(mutex);
-      if (!first) first = error;
-    }
-    if (!error) destroy_process_group();  // ends what was started; a rank that failed does not wait for others
+      if (!first) first = std::move(error);
+    });
+    if (well) destroy_process_group();  // ends what was started; a rank that failed does not wait for others
     abandon_groups_of_this_thread();
     destroy_process_group();
     t_thread_rank = nullptr;
