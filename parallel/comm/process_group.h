@@ -60,7 +60,8 @@ class ProcessGroup {
 
   /// Memory for collectives, filled with zeros, that the backend may place where all ranks reach it. On such tensors,
   /// and on dense parts of them, an all_reduce copies nothing. Every rank calls it, in the same order, with the same
-  /// arguments. Throws Error when memory is short.
+  /// arguments. The memory goes back when the tensors in it are gone on every rank, at the next allocate, and with the
+  /// group at the latest. Throws Error when memory is short.
   virtual Tensor allocate(const Shape& shape, DType dtype);
 
  protected:

@@ -77,8 +77,22 @@ Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
   const std::size_t stride = whole_pages(bytes), total = stride * static_cast<std::size_t>(size());
   FileDescriptor file;
   int error = rank() == 0 && bytes > 0 ? make_memory_file(total, file) : 0;
-  const auto wishes =
-      exchange({static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(dtype), error, getpid(), file.get()});
+  std::vector<std::int64_t> mine{static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(dtype), error, getpid(),
+                                 file.get()};
+  const std::size_t columns = mine.size();
+  {
+    const std::lock_guard lock(engine_->mutex());
+    for (const bool used : memory_->used()) mine.push_back(used);
+  }
+  const auto wishes = exchange(mine);
+  // A place in an allocation may be posted as long as one rank has tensors there, and each looks it up.
+  std::vector<bool> used(mine.size() - columns, false);
+  for (const auto& theirs : wishes)
+    for (std::size_t i = 0; i < used.size(); ++i) used[i] = used[i] || theirs[columns + i] != 0;
+  {
+    const std::lock_guard lock(engine_->mutex());
+    memory_->remove_unused(used);
+  }
   for (int r = 1; r < size(); ++r) {
     const auto& other = wishes[static_cast<std::size_t>(r)];
     if (other[0] == wishes[0][0] && other[1] == wishes[0][1]) continue;

@@ -237,4 +237,17 @@ void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {
   allocations_.push_back({std::move(mapping), stride});
 }
 
+std::vector<bool> ProcessMemory::used() const {
+  std::vector<bool> result;
+  for (const Allocation& a : allocations_) result.push_back(a.mapping.use_count() > 1);
+  return result;
+}
+
+void ProcessMemory::remove_unused(const std::vector<bool>& used) {
+  std::vector<Allocation> kept;
+  for (std::size_t i = 0; i < allocations_.size(); ++i)
+    if (used[i]) kept.push_back(std::move(allocations_[i]));
+  allocations_ = std::move(kept);
+}
+
 }  // namespace tandem::parallel

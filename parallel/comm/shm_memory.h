@@ -73,8 +73,12 @@ class ProcessMemory final : public SharedMemory {
   bool ended(int member) const override;
   void wait_until_outside(int member) const override;
   void all_came() override;
-  /// Adds memory that has `stride` bytes for each rank, one after the other.
+  /// Adds memory that has `stride` bytes for each rank, one after the other. Every rank adds and removes the same.
   void add(std::shared_ptr<Mapping> mapping, std::size_t stride);
+  /// For each allocation, whether this rank still has tensors in it.
+  std::vector<bool> used() const;
+  /// Unmaps the allocations for which `used` is false: those that no rank uses.
+  void remove_unused(const std::vector<bool>& used);
 
  private:
   struct Allocation {

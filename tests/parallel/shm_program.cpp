@@ -67,7 +67,27 @@ void memory(int rank, int) {
     require(group->allocate({0, 4}, int64).numel() == 0, "an empty tensor");
     require_error("shared memory on each of 3 ranks cannot be had: Cannot allocate memory on rank 0",
                   [&] { (void)group->allocate({std::int64_t{1} << 50}, float32); });
+    // What no rank uses any more goes with the next allocation; the rest stays in its place.
+    const int before = mappings();
+    for (int i = 0; i < 5; ++i) {
+      Tensor next = group->allocate({50'000}, float32);
+      require(mappings() == before + 1, "unused memory is released");
+      next.fill_(rank + 1.0);
+      group->all_reduce(next).wait();
+      require(test::same_bits(next, full({50'000}, 6.0)), "sum in later memory");
+    }
+    Tensor held = group->allocate({50'000}, float32), other;
+    if (rank == 1) other = held;  // one rank keeps it, so all can reach it
+    held = group->allocate({50'000}, float32);
+    require(mappings() == before + 2, "memory that one rank uses stays");
+    (rank == 1 ? other : held).fill_(rank + 1.0);
+    group->all_reduce(rank == 1 ? other : held).wait();
+    require(test::same_bits(rank == 1 ? other : held, full({50'000}, 6.0)), "sum in two allocations");
+    part.fill_(rank + 1.0);
+    group->all_reduce(part).wait();
+    require(test::same_bits(part, full({500, 3}, 6.0)), "sum in the first memory");
     group->barrier().wait();
+    held = other = Tensor();
     kept = t;
   }
   parallel::destroy_process_group();
