@@ -1,6 +1,7 @@
 #include <tandem/parallel/comm/tcp_store.h>
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <chrono>
@@ -80,6 +81,7 @@ class Connection {
 // requests there are as many as there are threads that ask at once.
 struct TCPStore::State {
   TCPStoreOptions options;
+  pid_t process = getpid();
   std::unique_ptr<Connection> presence;
   std::mutex mutex;
   std::vector<std::unique_ptr<Connection>> idle;
@@ -157,7 +159,7 @@ TCPStore::TCPStore(const TCPStoreOptions& options) : state_(std::make_unique<Sta
 }
 
 TCPStore::~TCPStore() {
-  if (!state_->presence) return;
+  if (!state_->presence || getpid() != state_->process) return;  // a child that ends is not the rank
   try {
     state_->presence->request({.command = Command::goodbye}, Clock::now() + std::chrono::seconds(1));
   } catch (...) {  // the server is gone, or slow; nobody waits for this rank any more
