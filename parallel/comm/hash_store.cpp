@@ -36,6 +36,7 @@ void HashStore::set(std::string_view key, std::string_view value) {
 }
 
 std::string HashStore::get(std::string_view key) {
+  check_sizes(key, {});
   std::unique_lock lock(state_->mutex);
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(state_->timeout_seconds);
   auto ended = state_->values.end();
@@ -56,6 +57,7 @@ std::string HashStore::get(std::string_view key) {
 }
 
 bool HashStore::check(std::string_view key) {
+  check_sizes(key, {});
   const std::lock_guard lock(state_->mutex);
   return state_->values.find(key) != state_->values.end();
 }
@@ -71,6 +73,7 @@ std::int64_t HashStore::add(std::string_view key, std::int64_t amount) {
 }
 
 std::string HashStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
+  check_sizes(key, expected);
   check_sizes(key, desired);
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
@@ -83,6 +86,7 @@ std::string HashStore::compare_set(std::string_view key, std::string_view expect
 }
 
 bool HashStore::remove(std::string_view key) {
+  check_sizes(key, {});
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
   if (found == state_->values.end()) return false;
