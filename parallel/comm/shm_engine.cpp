@@ -1,6 +1,7 @@
 #include <tandem/parallel/comm/shm_engine.h>
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -65,7 +66,7 @@ void RankEngines::check_peers() {
 }
 
 Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
-    : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()) {
+    : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()), process_(getpid()) {
   rank_ = static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin());
   own_cores_ = size() <= available_cores();
   const std::lock_guard lock(mutex());
@@ -265,9 +266,14 @@ void Engine::check_peers() {
   for (const int i : missing) {
     const Member& m = memory_->member(i);
     const std::uint64_t posted = m.posted.load();
-    const std::string last = posted == 0   ? "not seen yet"
-                             : posted == 1 ? "last seen making the group"
-                                           : "last seen in " + describe(m.posts[(posted - 1) % 2].call);
+    std::string last = "not seen yet";
+    if (posted > 0) {
+      const Fingerprint& call = m.posts[(posted - 1) % 2].call;
+      if (posted > task.call_.sequence)
+        last = fmt::format("it has started {}, but has not waited for it or asked for it since", describe(call));
+      else
+        last = posted == 1 ? "last seen making the group" : "last seen in " + describe(call);
+    }
     seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last);
   }
   lose(missing.front(),
@@ -307,7 +313,7 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
 
 void Engine::leave() {
   std::unique_lock lock(mutex());
-  while (std::uncaught_exceptions() == 0 && !tasks_.empty()) {
+  while (std::uncaught_exceptions() == 0 && !tasks_.empty() && getpid() == process_) {
     const std::shared_ptr<Task> task = tasks_.front();
     lock.unlock();
     wait(*task);
@@ -321,7 +327,7 @@ void Engine::abandon(const std::string& why) {
   const std::lock_guard lock(mutex());
   if (left_) return;
   left_ = true;
-  if (!lost_) stop(rank_, fmt::format("the group {}", why), Member::kLeft);
+  if (!lost_ && getpid() == process_) stop(rank_, fmt::format("the group {}", why), Member::kLeft);
   std::erase(siblings_->engines, this);
 }
 

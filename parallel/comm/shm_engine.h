@@ -1,6 +1,8 @@
 // Engine: the collectives of one rank in one group that shares memory. No thread works for it: a rank does its share
 // when it starts a collective, asks for it, or waits for any.
 #pragma once
+#include <sys/types.h>
+
 #include <deque>
 #include <exception>
 #include <memory>
@@ -89,6 +91,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<SharedMemory> memory_;
   std::shared_ptr<RankEngines> siblings_;
   int rank_ = 0;
+  pid_t process_;                            // a child of it that ends says nothing in its name
   bool own_cores_ = true;                    // there are as many cores as ranks
   std::deque<std::shared_ptr<Task>> tasks_;  // in the order of their starts
   std::uint64_t started_ = 0, steps_ = 0;

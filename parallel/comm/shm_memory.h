@@ -65,7 +65,7 @@ class ProcessMemory final : public SharedMemory {
  public:
   static constexpr std::size_t kPieceBytes = 256 << 10;
   /// Every member makes it, and calls `meanwhile` while it waits for the others. Throws Error on each when they do not
-  /// share a host or memory is short.
+  /// share a host or memory is short. A rank that alone cannot map it throws alone, and is missing for the others.
   ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwhile);
   Location place_of(const void* data, std::size_t bytes) const override;
   char* address(int member, Location place) const override;

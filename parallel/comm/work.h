@@ -8,7 +8,9 @@ namespace tandem::parallel {
 
 /// A collective that this rank has started. Copies stand for the same one. Its tensors are kept alive until it is done,
 /// and must not be read or written by others before. Dropping every copy does not cancel it: the group still finishes
-/// it, at the latest in its next blocking call or when it is destroyed.
+/// it, at the latest in its next blocking call or when it is destroyed. On the backends shm and thread a rank does its
+/// share of a collective within calls alone: when it starts one, waits for one, or asks for one. A rank that computes
+/// between start and wait for longer than the timeout is late for the others.
 class Work {
  public:
   /// What a backend implements. It remembers the first error, and throws it again in every later call of wait.

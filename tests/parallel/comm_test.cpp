@@ -20,10 +20,10 @@ namespace {
 
 // Runs body(group) on `n` ranks with their default group.
 template <class Body>
-void on_ranks(int n, const Body& body, double timeout_seconds = 30) {
+void on_ranks(int n, const Body& body) {
   parallel::spawn_threads(
       [&](int, int) {
-        parallel::init_process_group({.backend = "thread", .timeout_seconds = timeout_seconds});
+        parallel::init_process_group({.backend = "thread"});
         body(*parallel::default_group());
         parallel::destroy_process_group();
       },
@@ -295,32 +295,52 @@ TEST_CASE("a rank throws in the middle of calls") {
 
 TEST_CASE("a silent rank is named with what it was last seen in") {
   std::atomic<bool> over = false;
-  on_ranks(
-      3,
-      [&](parallel::ProcessGroup& g) {
-        Tensor t = ones({7});
-        g.all_reduce(t).wait();
-        if (g.rank() == 2) {
-          while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          require_error("given up on rank 2", [&] { g.barrier().wait(); });
+  on_ranks(3, [&](parallel::ProcessGroup& all) {
+    const auto g = impatient_group(false);
+    Tensor t = ones({7});
+    g->all_reduce(t).wait();
+    if (all.rank() == 2) {
+      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      require_error("given up on rank 2", [&] { g->barrier().wait(); });
+      return;
+    }
+    require_error("rank 2", [&] {
+      try {
+        g->barrier().wait();
+      } catch (const CommError& e) {
+        require(e.rank() == 2, "rank of the error");
+        require(std::string_view(e.what()).find("given up on rank 2") != std::string_view::npos ||
+                    std::string_view(e.what()).find(
+                        "waited 1 s in barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of 7 "
+                        "float32 elements)") != std::string_view::npos,
+                e.what());
+        throw;
+      }
+    });
+    over = true;
+  });
+}
+
+TEST_CASE("a rank that has started a call and does not work for it is told apart from one that has not come") {
+  std::atomic<bool> over = false;
+  parallel::spawn_threads(
+      [&](int rank, int) {
+        const auto g = impatient_group(true);
+        Tensor t = ones({1'000'000});
+        const parallel::Work work = g->all_reduce(t);
+        if (rank == 1) {
+          for (int i = 0; !over && i < 4000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          require_error("given up on rank 1", [&] { work.wait(); });
           return;
         }
-        require_error("rank 2", [&] {
-          try {
-            g.barrier().wait();
-          } catch (const CommError& e) {
-            require(e.rank() == 2, "rank of the error");
-            require(std::string_view(e.what()).find("given up on rank 2") != std::string_view::npos ||
-                        std::string_view(e.what()).find(
-                            "waited 0.3 s in barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of 7 "
-                            "float32 elements)") != std::string_view::npos,
-                    e.what());
-            throw;
-          }
-        });
+        require_error(
+            "rank 0 of 2: waited 1 s in all_reduce (sum, call 1) of 1000000 float32 elements for rank 1 (it has "
+            "started all_reduce (sum, call 1) of 1000000 float32 elements, but has not waited for it or asked for it "
+            "since)",
+            [&] { work.wait(); });
         over = true;
       },
-      0.3);
+      {.nthreads = 2});
 }
 
 TEST_CASE("a rank that does not make a group is named") {
@@ -354,6 +374,12 @@ TEST_CASE("the store of threads") {
   CHECK(store.num_keys() == 3);
   CHECK(store.remove("c"));
   CHECK(!store.remove("c"));
+  for (const std::string& bad : {std::string(), std::string(2000, 'k')}) {
+    CHECK_ERROR(store.get(bad), "key");
+    CHECK_ERROR(store.check(bad), "key");
+    CHECK_ERROR(store.remove(bad), "key");
+  }
+  CHECK_ERROR(store.compare_set("c", std::string(9 << 20, 'v'), "x"), "bytes");
   CHECK_ERROR(store.get("never"), "waited 0.05 s for the key 'never'");
   store.set("text", "x");
   CHECK_ERROR(store.add("text", 1), "not a number");

@@ -1,6 +1,7 @@
 // Processes over shared memory: collectives, ranks that are killed, stopped or gone, and nothing left behind. Ends with
 // 1 on a fault.
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,6 +9,8 @@
 #include <fstream>
 #include <functional>
 
+#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/tcp_store.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
 
@@ -173,9 +176,14 @@ void left(int rank, int) {
 }
 
 void stopped(int rank, int) {
-  const auto group = join(0.5);
+  // A group with a timeout of its own: joining a loaded machine may take long.
+  const auto all = join();
+  const auto store = std::make_shared<parallel::TCPStore>(
+      parallel::TCPStoreOptions{.host = std::getenv("MASTER_ADDR"), .port = std::atoi(std::getenv("MASTER_PORT"))});
+  const auto group = parallel::make_shm_group(
+      {.store = store, .name = "impatient", .ranks = {0, 1, 2}, .world_rank = rank, .timeout_seconds = 1});
   Tensor processes = empty({3}, {.dtype = int64});
-  group->all_gather(processes, tensor(std::vector{static_cast<std::int64_t>(getpid())})).wait();
+  all->all_gather(processes, tensor(std::vector{static_cast<std::int64_t>(getpid())})).wait();
   Tensor large = ones({300'000});
   if (rank == 2) {
     kill(getpid(), SIGSTOP);
@@ -187,6 +195,23 @@ void stopped(int rank, int) {
   if (rank == 0) kill(static_cast<pid_t>(processes[2].item<std::int64_t>()), SIGCONT);
 }
 
+// A child that a rank forks, and that ends in the ordinary way, is not the rank.
+void forked(int rank, int) {
+  (void)join();
+  Tensor t = full({100'000}, rank + 1.0);
+  const parallel::Work work = parallel::all_reduce(t, {.async_op = true});
+  if (rank == 1) {
+    const pid_t child = fork();
+    if (child == 0) std::exit(0);
+    int status = -1;
+    require(waitpid(child, &status, 0) == child && status == 0, "the child ends well");
+  }
+  work.wait();
+  require(test::same_bits(t, full({100'000}, 6.0)), "sum after the end of a child");
+  parallel::barrier();
+  parallel::destroy_process_group();
+}
+
 }  // namespace
 
 int main() {
@@ -195,6 +220,7 @@ int main() {
   if (const int code = parallel::spawn(memory, {.nprocs = 3}); code != 0) return code;
   if (const int code = parallel::spawn(many, {.nprocs = 3}); code != 0) return code;
   if (const int code = parallel::spawn(late_group, {.nprocs = 3}); code != 0) return code;
+  if (const int code = parallel::spawn(forked, {.nprocs = 3}); code != 0) return code;
   const bool parent = std::getenv("RANK") == nullptr;  // in the others, earlier calls of spawn return at once
   const auto before = std::distance(std::filesystem::directory_iterator("/dev/shm"), {});
   const int killed_code = parallel::spawn(killed, {.nprocs = 3});
