@@ -1,16 +1,23 @@
 // The job that this process belongs to: joining it, its groups, and the collectives as free functions.
 #include <tandem/parallel/comm/process_group.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kLongestPause = std::chrono::microseconds(10'000);  // between looks into the store
 
 struct Job {
   Place place;
@@ -58,17 +65,19 @@ void compare_lists(const Job& j, const std::string& name, const std::vector<int>
   const std::string mine = fmt::format("{{{}}}", fmt::join(ranks, ", "));
   const auto key = [&](int r) { return fmt::format("{}/ranks/{}", name, r); };
   j.place.store->set(key(j.place.rank), mine);
+  const auto limit = Clock::now() + std::chrono::duration<double>(j.timeout_seconds);
   for (int r = 0; r < j.place.world_size; ++r) {
-    std::string theirs;
-    try {
-      theirs = j.place.store->get(key(r));
-    } catch (const CommError& e) {
-      if (e.rank() >= 0) throw;
-      throw CommError(r,
-                      fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, member "
-                                  "or not, in the same order",
-                                  who(j.place.rank, j.place.world_size), j.timeout_seconds, r));
+    // Ranks may wait for a work of an older group before they come.
+    const auto known = [&] { return j.place.store->check(key(r)) || j.place.store->check(fmt::format("ended/{}", r)); };
+    for (auto pause = std::chrono::microseconds(50); !known(); pause = std::min(2 * pause, kLongestPause)) {
+      if (Clock::now() > limit)
+        throw CommError(r, fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, "
+                                       "member or not, in the same order",
+                                       who(j.place.rank, j.place.world_size), j.timeout_seconds, r));
+      work_for_groups_of_this_thread();
+      std::this_thread::sleep_for(pause);
     }
+    const std::string theirs = j.place.store->get(key(r));
     if (theirs != mine)
       throw CommError(r, fmt::format("{}the ranks disagree: this rank calls new_group({}), rank {} calls new_group({})",
                                      who(j.place.rank, j.place.world_size), mine, r, theirs));

@@ -331,6 +331,12 @@ void Engine::abandon(const std::string& why) {
   std::erase(siblings_->engines, this);
 }
 
+void work_for_groups_of_this_thread() {
+  const auto& engines = RankEngines::of_this_thread();
+  const std::lock_guard lock(engines->mutex);
+  engines->progress();
+}
+
 void abandon_groups_of_this_thread() {
   const auto siblings = RankEngines::of_this_thread();
   while (!siblings->engines.empty()) siblings->engines.back()->abandon("has ended with its rank");

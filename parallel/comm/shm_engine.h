@@ -100,6 +100,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool left_ = false;
 };
 
+/// Does what can be done without waiting in all groups of this rank: others may wait for it there, while it waits for
+/// something else.
+void work_for_groups_of_this_thread();
 /// For a thread that was a rank and ends: leaves all groups that it made.
 void abandon_groups_of_this_thread();
 

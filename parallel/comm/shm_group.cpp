@@ -124,18 +124,11 @@ bool is_member(const GroupSetup& setup) {
   return std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) != setup.ranks.end();
 }
 
-// Ranks may wait for a work of an older group before they come.
-void work_for_older_groups() {
-  const auto& engines = RankEngines::of_this_thread();
-  const std::lock_guard lock(engines->mutex);
-  engines->progress();
-}
-
 }  // namespace
 
 std::shared_ptr<ProcessGroup> make_shm_group(const GroupSetup& setup) {
   return std::make_shared<ShmGroup>(
-      setup, is_member(setup) ? std::make_shared<ProcessMemory>(setup, work_for_older_groups) : nullptr);
+      setup, is_member(setup) ? std::make_shared<ProcessMemory>(setup, work_for_groups_of_this_thread) : nullptr);
 }
 
 std::shared_ptr<ProcessGroup> make_thread_group(const GroupSetup& setup) {
