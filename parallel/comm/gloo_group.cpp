@@ -382,26 +382,42 @@ std::string GlooGroup::find_reason(const ExchangeError& error) {
   return store.compare_set(lost, "", fmt::format("{}|has closed its connection ({})", error.peers.front(), error.text));
 }
 
+// An error's text without its "rank 1 of 4: ".
+std::string without_prefix(const std::string& text) {
+  const std::size_t colon = text.find(": ");
+  return text.starts_with("rank ") && colon != std::string::npos ? text.substr(colon + 2) : text;
+}
+
 CommError GlooGroup::explain(const ExchangeError& error, const std::string& what) {
-  std::string reason;
+  std::string reason, note;
   try {
     reason = find_reason(error);
-  } catch (const std::exception&) {
-    reason = fmt::format("{}|cannot be reached ({}), nor can the store", error.peers.front(), error.text);
+  } catch (const CommError& e) {  // the store is lost, or silent
+    note = "; " + without_prefix(e.what());
+    const auto holder = std::find(setup_.ranks.begin(), setup_.ranks.end(), e.rank());
+    if (e.rank() >= 0 && holder != setup_.ranks.end())
+      reason = fmt::format("{}|has ended", holder - setup_.ranks.begin());
+    else if (error.late)
+      reason = fmt::format("{}|", fmt::join(error.peers, " and "));
+    else
+      reason = fmt::format("{}|has closed its connection ({})", error.peers.front(), error.text);
+  } catch (const std::exception& e) {
+    reason = fmt::format("{}|cannot be reached ({})", error.peers.front(), error.text);
+    note = std::string("; ") + e.what();
   }
   const std::size_t bar = std::min(reason.find('|'), reason.size());
   const std::string ranks = reason.substr(0, bar), how = reason.substr(std::min(bar + 1, reason.size()));
   int first = error.peers.front();
   std::from_chars(ranks.data(), ranks.data() + ranks.size(), first);
   if (!how.empty())
-    return CommError(first, fmt::format("{}rank {} {} while this rank waited in {}", me(), ranks, how, what));
+    return CommError(first, fmt::format("{}rank {} {} while this rank waited in {}{}", me(), ranks, how, what, note));
   if (first == rank_)
     return CommError(first, fmt::format("{}came to {} after the other ranks had given up waiting for it; a longer wait "
                                         "is set by InitOptions::timeout_seconds",
                                         me(), what));
   return CommError(first, fmt::format("{}waited {} s in {} for rank {}, which is stopped, slow, or in another part of "
-                                      "the program; a longer wait is set by InitOptions::timeout_seconds",
-                                      me(), setup_.timeout_seconds, what, ranks));
+                                      "the program; a longer wait is set by InitOptions::timeout_seconds{}",
+                                      me(), setup_.timeout_seconds, what, ranks, note));
 }
 
 }  // namespace

@@ -152,24 +152,42 @@ struct GlooMesh::State {
   std::mutex mutex;
   std::condition_variable changed;
   const Pending* waiting = nullptr;
+  int ticks_after_end = 0;  // of the peer that is waited for
   bool stopping = false;
   std::thread ticker;
 
+  // Asks the store on this thread, since the answer may take longer than the wait.
   void tick() {
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, kTick, [this] { return stopping; }))
-      if (waiting != nullptr) waiting->interrupt();
+    while (!changed.wait_for(lock, kTick, [this] { return stopping; })) {
+      if (waiting == nullptr) continue;
+      const int peer = waiting->peer;
+      lock.unlock();
+      const bool ended = has_ended(peer);
+      lock.lock();
+      if (waiting == nullptr) continue;
+      if (ended && waiting->peer == peer) ++ticks_after_end;
+      waiting->interrupt();
+    }
   }
   bool has_ended(int peer) const {
+    const int in_job = ranks[static_cast<std::size_t>(peer)];
     try {
-      return store->check(lost_key) || store->check(fmt::format("ended/{}", ranks[static_cast<std::size_t>(peer)]));
+      return store->check(lost_key) || store->check(fmt::format("ended/{}", in_job));
+    } catch (const CommError& e) {
+      return e.rank() == in_job;  // which held the store
     } catch (const Error&) {
-      return true;  // so has the store
+      return false;  // the deadline will tell
     }
   }
   void watch(const Pending* pending) {
     const std::lock_guard lock(mutex);
+    if (pending == nullptr || waiting == nullptr || pending->peer != waiting->peer) ticks_after_end = 0;
     waiting = pending;
+  }
+  bool gave_up() {
+    const std::lock_guard lock(mutex);
+    return ticks_after_end >= kTicksAfterEnd;
   }
 };
 
@@ -264,11 +282,11 @@ void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Tr
   for (Pending& p : all)
     attempt(p.peer, [&] {
       state_->watch(&p);
-      int ticks = 0;
       while (error.peers.empty()) {
-        const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+        // Rounded up: when Gloo says that the time is over, it is.
+        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
         if ((p.done = p.wait(std::max(left, Milliseconds(1))))) break;
-        if (state_->has_ended(p.peer) && ++ticks >= kTicksAfterEnd) fail("gloo", "its process has ended");
+        if (state_->gave_up()) fail("gloo", "its process has ended");
         for (const Pending& other : all)
           if (!other.done && &other != &p)
             attempt(other.peer, [&] {

@@ -169,7 +169,8 @@ Place find_place(const InitOptions& options) {
                                                            .port = address.port,
                                                            .rank = place.rank,
                                                            .world_size = place.world_size,
-                                                           .timeout_seconds = options.timeout_seconds});
+                                                           .timeout_seconds = options.timeout_seconds,
+                                                           .holder = launcher_holds ? -1 : 0});
   return place;
 }
 

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <mutex>
@@ -22,7 +24,8 @@ using asio::ip::tcp;
 using namespace store_protocol;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kAnswerTime = std::chrono::seconds(10);  // for requests that need no other rank
+// For requests that need no other rank: a server that is stopped must not cost much more than the timeout.
+constexpr double kMinAnswerSeconds = 0.5, kMaxAnswerSeconds = 5;
 constexpr auto kRetryTime = std::chrono::milliseconds(50);
 
 struct TimedOut {};
@@ -85,12 +88,17 @@ struct TCPStore::State {
   std::unique_ptr<Connection> presence;
   std::mutex mutex;
   std::vector<std::unique_ptr<Connection>> idle;
+  std::atomic<bool> silent = false;  // the last answer did not come
 
   std::string me() const { return who(options.rank, options.world_size); }
   std::string address() const { return fmt::format("{}:{}", options.host, options.port); }
-  Clock::time_point timeout() const {
-    return Clock::now() +
-           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout_seconds));
+  std::string holder() const { return options.holder < 0 ? "the launcher" : fmt::format("rank {}", options.holder); }
+  static Clock::time_point after(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  Clock::time_point timeout() const { return after(options.timeout_seconds); }
+  double answer_seconds() const {
+    return std::clamp(options.timeout_seconds / 4, kMinAnswerSeconds, kMaxAnswerSeconds);
   }
 
   std::unique_ptr<Connection> connect(const std::string& rank) {
@@ -131,19 +139,21 @@ struct TCPStore::State {
       if (reply.status == Status::refused) throw Error(reply.value);
       return reply;
     } catch (const asio::system_error& e) {
-      throw CommError(-1,
-                      fmt::format("{}the store at {} is lost: {}; the process that held it, the launcher or rank 0, "
-                                  "has ended",
-                                  me(), address(), e.code().message()));
+      throw CommError(options.holder, fmt::format("{}the store at {} is lost: {}; {}, which held it, has ended", me(),
+                                                  address(), e.code().message(), holder()));
     }
   }
 
   // A request that needs no other rank.
   Reply ask(const Request& r) {
     try {
-      return request(r, Clock::now() + kAnswerTime);
+      Reply reply = request(r, after(answer_seconds()));
+      silent = false;
+      return reply;
     } catch (const TimedOut&) {
-      throw CommError(-1, fmt::format("{}the store at {} does not answer", me(), address()));
+      silent = true;
+      throw CommError(-1, fmt::format("{}the store at {} does not answer: {}, which holds it, is stopped or overloaded",
+                                      me(), address(), holder()));
     }
   }
 };
@@ -159,9 +169,10 @@ TCPStore::TCPStore(const TCPStoreOptions& options) : state_(std::make_unique<Sta
 }
 
 TCPStore::~TCPStore() {
-  if (!state_->presence || getpid() != state_->process) return;  // a child that ends is not the rank
+  if (!state_->presence || state_->silent) return;
+  if (getpid() != state_->process) return;  // a child that ends is not the rank
   try {
-    state_->presence->request({.command = Command::goodbye}, Clock::now() + std::chrono::seconds(1));
+    state_->presence->request({.command = Command::goodbye}, State::after(std::min(1.0, state_->answer_seconds())));
   } catch (...) {  // the server is gone, or slow; nobody waits for this rank any more
   }
 }

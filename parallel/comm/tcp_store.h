@@ -13,11 +13,12 @@ struct TCPStoreOptions {
   int port = 0;
   int rank = -1;  // of this process; with -1 nobody notices when it ends
   int world_size = -1;
-  double timeout_seconds = 30;  // for the server to come, and for each key
+  double timeout_seconds = 30;  // for the server to come, and for each key; other answers get a quarter of it
+  int holder = -1;              // the rank whose process holds the server; -1: a launcher, or nobody knows
 };
 
 /// A client of a StoreServer. May be used by several threads at once. When a rank is lost, a get that has to wait
-/// throws CommError with its number and how it ended.
+/// throws CommError with its number and how it ended; so does every call, about the holder, when the server is lost.
 class TCPStore final : public Store {
  public:
   /// Tries to connect until the timeout.

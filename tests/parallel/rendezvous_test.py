@@ -134,6 +134,25 @@ for backend in BACKENDS:
             if rank != victim:
                 assert code == 1 and err.startswith(f"rank {rank} of 3: rank {victim} "), (backend, victim, err)
 
+# pytorch/gloo#520, horovod/horovod#2564: rank 0 is stopped, and with it the store. The other rank says whom it waited
+# for, and does not wait for ten answers of the store.
+for backend in BACKENDS:
+    port = free_port()
+    job = [start(["env://", backend, 0, 2], **place(r, 2, port)) for r in range(2)]
+    for p in job:
+        assert p.stdout.readline()
+    job[0].send_signal(signal.SIGSTOP)
+    try:
+        _, err = job[1].communicate(timeout=15)
+    finally:
+        for p in job:
+            p.kill()
+    assert job[1].returncode == 1 and "rank 1 of 2: waited 2 s in all_reduce (sum, call 2" in err, (backend, err)
+    assert " for rank 0" in err and ", which is stopped, slow, or in another part of the program" in err, (backend, err)
+    if backend == "gloo":
+        assert f"; the store at 127.0.0.1:{port} does not answer: rank 0, which holds it, is stopped" in err, err
+    job[0].communicate()
+
 # A file that an earlier run left.
 job = [start([f"file://{path}", "", 0], RANK=r, WORLD_SIZE=2) for r in range(2)]
 for p in job:
