@@ -111,10 +111,11 @@ class GlooGroup final : public ProcessGroup {
   void reduce_all(Task& task, std::int64_t count);
   void reduce_parts(Task& task, std::int64_t count);
   void combine_mine(const Task& task, const std::vector<Range>& ranges, char* result);
+  // The time begins anew with each exchange: it is for ranks that are silent, not for data that move.
   void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives) {
-    const std::chrono::duration<double> left = deadline_ - Clock::now();
-    mesh_->exchange(sends, receives, left.count());
+    mesh_->exchange(sends, receives, setup_.timeout_seconds);
   }
+  void exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives);
   CommError explain(const ExchangeError& error, const std::string& what);
   std::string find_reason(const ExchangeError& error);
 
@@ -123,7 +124,6 @@ class GlooGroup final : public ProcessGroup {
   std::unique_ptr<GlooMesh> mesh_;
   // For the group's thread alone:
   std::uint64_t sequence_ = 0;
-  Clock::time_point deadline_;
   std::vector<char> scratch_;
   std::exception_ptr broken_;  // what the first loss threw, and every later collective throws
 
@@ -221,8 +221,6 @@ void GlooGroup::agree(const Collective& c) {
 
 void GlooGroup::run(Task& task) {
   const Collective& c = task.collective;
-  deadline_ =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(setup_.timeout_seconds));
   agree(c);
   const std::int64_t count = fingerprint(c, 0).count;
   const Tensor& any = c.input.defined() ? c.input : c.output;
@@ -276,8 +274,26 @@ void GlooGroup::run(Task& task) {
     case Operation::fail:
       return;
   }
-  exchange(sends, receives);
+  exchange_in_pieces(std::move(sends), std::move(receives));
   if (c.operation == Operation::scatter && is_root) std::memmove(task.out, part(task.in, rank_), bytes);
+}
+
+// Cuts the transfers, which are of one size each way, into pieces.
+void GlooGroup::exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives) {
+  const auto take_piece = [](std::vector<Transfer>& whole) {
+    std::vector<Transfer> pieces;
+    for (Transfer& t : whole) {
+      pieces.push_back({t.peer, t.data, std::min(t.bytes, kPieceBytes)});
+      t.data = static_cast<char*>(t.data) + pieces.back().bytes;
+      t.bytes -= pieces.back().bytes;
+    }
+    std::erase_if(whole, [](const Transfer& t) { return t.bytes == 0; });
+    return pieces;
+  };
+  while (!sends.empty() || !receives.empty()) {
+    const std::vector<Transfer> these = take_piece(sends), those = take_piece(receives);
+    exchange(these, those);
+  }
 }
 
 // Sends the elements ranges[r] of the input to each other rank r, and combines all ranks' elements ranges[rank()].
@@ -409,6 +425,9 @@ CommError GlooGroup::explain(const ExchangeError& error, const std::string& what
   const std::string ranks = reason.substr(0, bar), how = reason.substr(std::min(bar + 1, reason.size()));
   int first = error.peers.front();
   std::from_chars(ranks.data(), ranks.data() + ranks.size(), first);
+  if (!how.empty() && first == rank_)
+    return CommError(
+        first, fmt::format("{}lost its connections in {}: the other ranks have found that it {}", me(), what, how));
   if (!how.empty())
     return CommError(first, fmt::format("{}rank {} {} while this rank waited in {}{}", me(), ranks, how, what, note));
   if (first == rank_)

@@ -148,6 +148,28 @@ void silent(int rank, bool stopped) {
   parallel::destroy_process_group();
 }
 
+// The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move.
+void pausing(int rank) {
+  join();
+  parallel::barrier();
+  parallel::destroy_process_group();
+  join(1.5);
+  const pid_t self = getpid();
+  if (rank == 2 && fork() == 0) {
+    for (int i = 0; i < 3; ++i) {
+      kill(self, SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));
+      kill(self, SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    }
+    _exit(0);
+  }
+  Tensor t = full({32 << 20}, rank + 1.0);
+  parallel::all_reduce(t);
+  require(equal(t, full({32 << 20}, 6.0)), "sum of a rank that pauses");
+  parallel::destroy_process_group();
+}
+
 // Calls spawn and compares its exit code, and who has proved to have seen what it should.
 int run(std::string_view name, int expected, int survivors, FunctionRef<void(int, int)> body, int ranks,
         const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -196,6 +218,8 @@ int main() {
       "beside a busy one", 137, 2, [](int r, int) { lost_beside_a_busy_one(r); }, kRanks);
   faults += run(
       "slow", 0, 3, [](int r, int) { silent(r, false); }, kRanks);
+  faults += run(
+      "pausing", 0, 0, [](int r, int) { pausing(r); }, kRanks);
   faults += run(
       "stopped", 0, 3, [](int r, int) { silent(r, true); }, kRanks);
   return faults == 0 ? 0 : 1;
