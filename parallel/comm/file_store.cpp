@@ -236,11 +236,10 @@ struct FileStore::State {
 
 FileStore::FileStore(const FileStoreOptions& options) : state_(std::make_unique<State>()) {
   tandem::check(!options.path.empty(), "store", "the path is empty; give one that all ranks reach");
-  tandem::check(options.timeout_seconds > 0, "store", "timeout_seconds is {}; it must be positive",
-                options.timeout_seconds);
   tandem::check(options.rank < options.world_size || options.rank == -1, "store", "rank {} is out of range of {} ranks",
                 options.rank, options.world_size);
   state_->options = options;
+  state_->options.timeout_seconds = usable_timeout("store", options.timeout_seconds);
   state_->open_file();
   state_->locked([&] {
     if (options.rank >= 0) state_->join();

@@ -24,7 +24,7 @@ struct HashStore::State {
 };
 
 HashStore::HashStore(double timeout_seconds) : state_(std::make_unique<State>()) {
-  state_->timeout_seconds = timeout_seconds;
+  state_->timeout_seconds = usable_timeout("store", timeout_seconds);
 }
 HashStore::~HashStore() = default;
 

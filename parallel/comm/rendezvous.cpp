@@ -133,7 +133,6 @@ Place find_place(const InitOptions& options) {
   const std::string_view method = options.init_method;
   check(options.store == nullptr || method == "env://", kOp,
         "both a store and init_method '{}' are given; leave one out", method);
-  check(options.timeout_seconds > 0, kOp, "timeout_seconds is {}; it must be positive", options.timeout_seconds);
   if (t_thread_rank != nullptr)
     return {.rank = t_thread_rank->rank, .world_size = t_thread_rank->world_size, .store = t_thread_rank->store};
   Place place;

@@ -1,10 +1,17 @@
 #include <tandem/parallel/comm/store_limits.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
+
+double usable_timeout(const char* op, double seconds) {
+  constexpr double kLongest = 10 * 365 * 86400.0;  // in nanoseconds it still fits into 64 bits
+  check(seconds > 0, op, "timeout_seconds is {}; it must be positive", seconds);  // which NaN is not
+  return std::min(seconds, kLongest);
+}
 
 void check_sizes(std::string_view key, std::string_view value) {
   check(!key.empty(), "store", "the key is empty; give it a name");

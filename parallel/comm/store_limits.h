@@ -11,6 +11,8 @@ inline constexpr std::size_t kMaxKeyBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = 8 << 20;
 inline constexpr std::size_t kMaxStoreBytes = 256 << 20;  // of all keys and values together
 
+/// A timeout in seconds as it can be used: at most ten years. Throws Error when it is not positive.
+double usable_timeout(const char* op, double seconds);
 /// Throws Error when a key is empty or too long, or a value too large.
 void check_sizes(std::string_view key, std::string_view value);
 /// The number that a value is, plus `amount`. Throws Error when the value is no number or the sum is out of range.

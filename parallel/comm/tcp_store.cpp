@@ -161,9 +161,8 @@ struct TCPStore::State {
 TCPStore::TCPStore(const TCPStoreOptions& options) : state_(std::make_unique<State>()) {
   tandem::check(options.port > 0 && options.port <= 65535, "store", "port {} is out of range: give 1 to 65535",
                 options.port);
-  tandem::check(options.timeout_seconds > 0, "store", "timeout_seconds is {}; it must be positive",
-                options.timeout_seconds);
   state_->options = options;
+  state_->options.timeout_seconds = usable_timeout("store", options.timeout_seconds);
   state_->idle.push_back(state_->connect(""));
   if (options.rank >= 0) state_->presence = state_->connect(std::to_string(options.rank));
 }

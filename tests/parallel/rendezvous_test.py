@@ -101,6 +101,12 @@ check_error(["backend 'thread' is for ranks that spawn_threads starts"], ["env:/
 if "gloo" not in BACKENDS:
     check_error(["backend 'gloo' is not built in", "install libgloo-dev and build again"], ["env://", "gloo"], **good)
 check_error(["timeout_seconds is -1; it must be positive"], ["env://", "", 1, -1], **good)
+check_error(["timeout_seconds is nan; it must be positive"], ["env://", "", 1, "nan"], **good)
+for backend in BACKENDS:
+    for forever in ("1e10", "inf"):
+        port = free_port()
+        check_job([start(["env://", backend, 1, forever], **place(r, 2, port)) for r in range(2)], backend)
+        check_job([start([f"file://{path}", backend, 1, forever], RANK=r, WORLD_SIZE=2) for r in range(2)], backend)
 check_error(["cannot be opened"], ["file:///no/such/folder/file"], **good)
 with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
