@@ -167,6 +167,11 @@ bool same_bits(const Tensor& a, const Tensor& b) {
           std::memcmp(x.raw().data, y.raw().data, static_cast<std::size_t>(x.numel()) * size_of(x.dtype())) == 0);
 }
 
+void collective_cases_of(parallel::ProcessGroup& group, DType dtype, std::int64_t count) {
+  moves(group, dtype, count, 1);
+  combinations(group, dtype, count, 2);
+}
+
 void collective_cases(parallel::ProcessGroup& group, std::int64_t largest) {
   int salt = 0;
   for (int d = 0; d < kDTypeCount; ++d)

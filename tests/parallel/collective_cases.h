@@ -31,6 +31,8 @@ bool same_bits(const Tensor& a, const Tensor& b);
 
 // All ranks of the group call these.
 
+/// Every collective and operation for a type and a number of elements.
+void collective_cases_of(parallel::ProcessGroup& group, DType dtype, std::int64_t count);
 /// Every collective, type and operation, with sizes from 0 to `largest` elements.
 void collective_cases(parallel::ProcessGroup& group, std::int64_t largest);
 /// Views, works waited for in reverse order, many outstanding, works dropped, a rank that fails, ranks that disagree.

@@ -11,6 +11,9 @@ namespace {
 
 // pytorch#33148, #38174: ranks with different numbers of batches hung. The rank that goes on learns who does not come.
 void uneven_batches(int rank, int ranks, const std::string& backend) {
+  parallel::init_process_group({.backend = backend});  // the short time is not for the start of the processes
+  parallel::barrier();
+  parallel::destroy_process_group();
   parallel::init_process_group({.backend = backend, .timeout_seconds = 0.5});
   parallel::DistributedDataParallel ddp(test::make_mlp());
   auto step = [&] { mean(ddp(test::wave({2, 6}, 1))).backward(); };
@@ -27,7 +30,9 @@ void uneven_batches(int rank, int ranks, const std::string& backend) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string backend = argv[1];
-  for (int ranks = 1; ranks <= 4; ++ranks) {
+  // What depends on the number of ranks is not the backend's: Gloo, which is slow, shows two of them.
+  const int first = backend == "gloo" ? 2 : 1, last = backend == "gloo" ? 3 : 4;
+  for (int ranks = first; ranks <= last; ++ranks) {
     const int code = parallel::spawn(
         [&](int, int) {
           parallel::init_process_group({.backend = backend});

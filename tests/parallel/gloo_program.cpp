@@ -28,6 +28,14 @@ std::shared_ptr<parallel::ProcessGroup> join(double timeout_seconds = 60) {
   return parallel::default_group();
 }
 
+// With a short time: when all are there already, so that it is not for the start of the processes.
+void join_at_once(double timeout_seconds) {
+  join();
+  parallel::barrier();
+  parallel::destroy_process_group();
+  join(timeout_seconds);
+}
+
 // An error with this text about rank 2.
 template <class Body>
 void require_lost(std::string_view text, const Body& body) {
@@ -49,7 +57,11 @@ void prove(int rank) { std::ofstream(proof(getppid(), rank)) << "seen"; }
 
 void collectives(int rank, int ranks) {
   const auto group = join();
-  test::collective_cases(*group, 9'001);
+  // The bits of every type and size are those of `combine`, which comm_test looks at.
+  if (ranks == 3)
+    for (int d = 0; d < kDTypeCount; ++d) test::collective_cases_of(*group, static_cast<DType>(d), 1100);
+  else
+    for (const std::int64_t count : {0, 1, 5, 1100, 9'001}) test::collective_cases_of(*group, float32, count);
   test::order_cases(*group);
   // Several pieces, which do not divide.
   const std::int64_t count = 1'100'003;
@@ -95,6 +107,13 @@ void again(int rank, int ranks) {
   kept->barrier().wait();
 }
 
+bool proved(pid_t launcher, int rank) { return std::filesystem::exists(proof(launcher, rank)); }
+// Until ranks 0 and 1 have seen what they should, or a while longer than that may take.
+void wait_for_others(pid_t launcher) {
+  for (int i = 0; i < 2000 && !(proved(launcher, 0) && proved(launcher, 1)); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
 // pytorch/gloo#520: a rank ends; the others hung, and ignored the timeout.
 void lost(int rank, std::string_view how, FunctionRef<void()> end, bool within) {
   join();
@@ -117,26 +136,26 @@ void lost_beside_a_busy_one(int rank) {
   join();
   if (rank == 2) raise(SIGKILL);
   // It is busy until the other survivor has seen the end, or a while longer than that may take.
-  for (int i = 0; rank == 1 && i < 250 && !std::filesystem::exists(proof(getppid(), 0)); ++i)
+  for (int i = 0; rank == 1 && i < 2000 && !proved(getppid(), 0); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  require(rank == 0 || std::filesystem::exists(proof(getppid(), 0)), "rank 0 has seen the end of rank 2 in time");
+  require(rank == 0 || proved(getppid(), 0), "rank 0 has seen the end of rank 2 in time");
   require_lost("rank 2 was killed by signal 9", [] { parallel::barrier(); });
   prove(rank);
   parallel::destroy_process_group();
 }
 
 void silent(int rank, bool stopped) {
-  join(1);
-  const pid_t self = getpid();
+  join_at_once(1);
+  const pid_t self = getpid(), launcher = getppid();
   if (rank == 2 && stopped) {
     if (fork() == 0) {  // wakes it when the others have given up
-      std::this_thread::sleep_for(std::chrono::seconds(4));
+      wait_for_others(launcher);
       kill(self, SIGCONT);
       _exit(0);
     }
     raise(SIGSTOP);
   } else if (rank == 2) {
-    std::this_thread::sleep_for(std::chrono::seconds(4));
+    wait_for_others(launcher);
   } else {
     require_lost("waited 1 s in barrier (call 1) for rank 2, which is stopped, slow", [] { parallel::barrier(); });
     require_lost("rank 2", [] { parallel::barrier(); });
@@ -150,10 +169,7 @@ void silent(int rank, bool stopped) {
 
 // The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move.
 void pausing(int rank) {
-  join();
-  parallel::barrier();
-  parallel::destroy_process_group();
-  join(1.5);
+  join_at_once(1.5);
   const pid_t self = getpid();
   if (rank == 2 && fork() == 0) {
     for (int i = 0; i < 3; ++i) {
@@ -209,7 +225,7 @@ int main() {
       kRanks);
   const auto leave = [] {
     parallel::destroy_process_group();
-    std::this_thread::sleep_for(std::chrono::seconds(2));
+    wait_for_others(getppid());
     _exit(0);
   };
   faults += run(
