@@ -91,6 +91,8 @@ class GlooGroup final : public ProcessGroup {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
+      abandoned_ = std::uncaught_exceptions() > 0;  // what unwinds does not wait for peers
+      if (abandoned_ && mesh_) mesh_->abandon();
     }
     changed_.notify_one();
     if (thread_.joinable()) thread_.join();  // what is queued is finished first, or fails after the timeout
@@ -105,6 +107,10 @@ class GlooGroup final : public ProcessGroup {
  private:
   std::string me() const { return who(rank_, size()); }
   std::string key(const char* what) const { return fmt::format("{}/{}", setup_.name, what); }
+  bool is_abandoned() {
+    const std::lock_guard lock(mutex_);
+    return abandoned_;
+  }
   void run_all();
   void run(Task& task);
   void agree(const Collective& c);
@@ -130,7 +136,7 @@ class GlooGroup final : public ProcessGroup {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> queue_;
-  bool stopping_ = false;
+  bool stopping_ = false, abandoned_ = false;
   std::thread thread_;
 };
 
@@ -163,7 +169,10 @@ void GlooGroup::run_all() {
         run(*task);
         task->collective.finish();
       } catch (const ExchangeError& e) {
-        error = broken_ = std::make_exception_ptr(explain(e, describe(fingerprint(task->collective, sequence_))));
+        const std::string what = describe(fingerprint(task->collective, sequence_));
+        error = broken_ = std::make_exception_ptr(
+            is_abandoned() ? CommError(rank_, fmt::format("{}the group was destroyed in {}", me(), what))
+                           : explain(e, what));
         mesh_->close();
       } catch (...) {
         error = std::current_exception();

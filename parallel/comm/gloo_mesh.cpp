@@ -153,7 +153,7 @@ struct GlooMesh::State {
   std::condition_variable changed;
   const Pending* waiting = nullptr;
   int ticks_after_end = 0;  // of the peer that is waited for
-  bool stopping = false;
+  bool stopping = false, abandoned = false;
   std::thread ticker;
 
   // Asks the store on this thread, since the answer may take longer than the wait.
@@ -185,9 +185,11 @@ struct GlooMesh::State {
     if (pending == nullptr || waiting == nullptr || pending->peer != waiting->peer) ticks_after_end = 0;
     waiting = pending;
   }
-  bool gave_up() {
+  // Throws when there is no use in waiting on.
+  void check_use() {
     const std::lock_guard lock(mutex);
-    return ticks_after_end >= kTicksAfterEnd;
+    check(!abandoned, "gloo", "the group was destroyed");
+    check(ticks_after_end < kTicksAfterEnd, "gloo", "its process has ended");
   }
 };
 
@@ -244,6 +246,12 @@ GlooMesh::~GlooMesh() {
   close();
 }
 
+void GlooMesh::abandon() {
+  const std::lock_guard lock(state_->mutex);
+  state_->abandoned = true;
+  if (state_->waiting != nullptr) state_->waiting->interrupt();
+}
+
 void GlooMesh::close() {
   const NoBrokenPipeSignal no_signal;
   try {
@@ -283,10 +291,10 @@ void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Tr
     attempt(p.peer, [&] {
       state_->watch(&p);
       while (error.peers.empty()) {
+        state_->check_use();
         // Rounded up: when Gloo says that the time is over, it is.
         const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
         if ((p.done = p.wait(std::max(left, Milliseconds(1))))) break;
-        if (state_->gave_up()) fail("gloo", "its process has ended");
         for (const Pending& other : all)
           if (!other.done && &other != &p)
             attempt(other.peer, [&] {

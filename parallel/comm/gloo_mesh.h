@@ -47,6 +47,8 @@ class GlooMesh {
   /// Sends and receives, and returns when all is done. Every member calls it the same number of times with transfers
   /// that fit; those of no bytes are left out. Throws ExchangeError after `seconds`, or when a connection has ended.
   void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives, double seconds);
+  /// From another thread: an exchange that is under way, and every later one, fails at once.
+  void abandon();
   /// Ends all connections, so that the others notice.
   void close();
 

@@ -167,6 +167,31 @@ void silent(int rank, bool stopped) {
   parallel::destroy_process_group();
 }
 
+// A group that ends because an exception passes does not wait for what its peers owe it.
+void unwinding(int rank) {
+  join();
+  auto own = parallel::new_group({0, 1, 2});
+  const pid_t launcher = getppid();
+  if (rank == 2) {
+    Tensor t = ones({1000});
+    parallel::Work work, queued;
+    require_error("mine", [&] {
+      const auto group = std::move(own);
+      work = group->all_reduce(t);
+      queued = group->barrier();
+      throw Error("mine");
+    });
+    require_error("rank 2 of 3: the group was destroyed in all_reduce (sum, call 1", [&] { work.wait(); });
+    require_error("rank 2 of 3: the group was destroyed", [&] { queued.wait(); });
+  } else {
+    for (int i = 0; i < 2000 && !proved(launcher, 2); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    require(proved(launcher, 2), "rank 2 is through before the others come");
+    require_error("rank", [&] { own->barrier().wait(); });
+  }
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
 // The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move.
 void pausing(int rank) {
   join_at_once(1.5);
@@ -234,6 +259,8 @@ int main() {
       "beside a busy one", 137, 2, [](int r, int) { lost_beside_a_busy_one(r); }, kRanks);
   faults += run(
       "slow", 0, 3, [](int r, int) { silent(r, false); }, kRanks);
+  faults += run(
+      "unwinding", 0, 3, [](int r, int) { unwinding(r); }, kRanks);
   faults += run(
       "pausing", 0, 0, [](int r, int) { pausing(r); }, kRanks);
   faults += run(
