@@ -63,6 +63,12 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+// To standard error, whether or not it can be written.
+void say(const std::string& text) {
+  const std::string line = "tandem: " + text + "\n";
+  (void)!std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
 // For the child between fork and exec.
 void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strlen(text)); }
 
@@ -99,9 +105,29 @@ void end_process(Child& child) {
   if (child.output >= 0) close(child.output);
 }
 
-void end_output(int rank, Child& child) {
-  if (!child.line.empty()) fmt::print("[{}] {}\n", rank, child.line);
-  std::fflush(stdout);
+// Standard output. When it cannot be written, that is said once, and the ranks go on.
+class Output {
+ public:
+  void write_line(int rank, std::string_view line) {
+    const std::string text = fmt::format("[{}] {}\n", rank, line);
+    if (!failed_ && std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) give_up();
+  }
+  void flush() {
+    if (!failed_ && std::fflush(stdout) != 0) give_up();
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  void give_up() {
+    failed_ = true;
+    say(fmt::format("the ranks' output cannot be written: {}", std::strerror(errno)));
+  }
+  bool failed_ = false;
+};
+
+void end_output(int rank, Child& child, Output& output) {
+  if (!child.line.empty()) output.write_line(rank, child.line);
+  output.flush();
   close(child.output);
   child.output = -1;
 }
@@ -112,17 +138,17 @@ bool readable(int fd) {
 }
 
 // Prints the whole lines that have come, each behind the rank's number.
-void forward_output(int rank, Child& child) {
+void forward_output(int rank, Child& child, Output& output) {
   char buffer[4096];
   const ssize_t n = read(child.output, buffer, sizeof buffer);
   if (n > 0) child.line.append(buffer, static_cast<std::size_t>(n));
   const bool ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
   std::size_t begin = 0;
   for (std::size_t end; (end = child.line.find('\n', begin)) != std::string::npos; begin = end + 1)
-    fmt::print("[{}] {}\n", rank, child.line.substr(begin, end - begin));
+    output.write_line(rank, std::string_view(child.line).substr(begin, end - begin));
   child.line.erase(0, begin);
-  std::fflush(stdout);
-  if (ended) end_output(rank, child);
+  output.flush();
+  if (ended) end_output(rank, child, output);
 }
 
 std::string describe_end(int status) {
@@ -144,8 +170,8 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
     const int cores = available_cores(), threads = std::max(1, cores / options.nprocs);
     job.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
     if (options.announce)
-      fmt::print(stderr, "tandem: {} cores for {} ranks: {} thread{} each (set OMP_NUM_THREADS to change that)\n",
-                 cores, options.nprocs, threads, threads == 1 ? "" : "s");
+      say(fmt::format("{} cores for {} ranks: {} thread{} each (set OMP_NUM_THREADS to change that)", cores,
+                      options.nprocs, threads, threads == 1 ? "" : "s"));
   }
   std::fflush(stdout);
   std::vector<Child> children;
@@ -156,6 +182,7 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
     throw;
   }
   store.start();  // after the last fork, so that no rank inherits a connection
+  Output output;
   int result = 0, sent = 0;
   Clock::time_point failed{};
   auto open = [](const Child& c) { return c.pid >= 0 || c.output >= 0; };
@@ -165,19 +192,19 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
     poll(waits.data(), waits.size(), 20);
     for (int r = 0; r < options.nprocs; ++r) {
       Child& child = children[static_cast<std::size_t>(r)];
-      if (waits[static_cast<std::size_t>(r)].revents != 0) forward_output(r, child);
+      if (waits[static_cast<std::size_t>(r)].revents != 0) forward_output(r, child, output);
       int status = 0;
       if (child.pid < 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
       child.pid = -1;
       // What it has written is in the pipe; a grandchild may hold the other end open for long.
-      while (child.output >= 0 && readable(child.output)) forward_output(r, child);
-      if (child.output >= 0) end_output(r, child);
+      while (child.output >= 0 && readable(child.output)) forward_output(r, child, output);
+      if (child.output >= 0) end_output(r, child, output);
       store.report_end(r, describe_end(status));
       if (status == 0 || result != 0) continue;
       result = exit_code(status);
       failed = Clock::now();
-      fmt::print(stderr, "tandem: rank {} of {} {}; the other ranks are ended\n", r, options.nprocs,
-                 WIFSIGNALED(status) ? describe_end(status) : fmt::format("failed with exit code {}", result));
+      say(fmt::format("rank {} of {} {}; the other ranks are ended", r, options.nprocs,
+                      WIFSIGNALED(status) ? describe_end(status) : fmt::format("failed with exit code {}", result)));
     }
     // The others get 3 s to say what they lost, then are asked to end, then made to.
     const auto since = Clock::now() - failed;
@@ -190,7 +217,7 @@ int launch(const std::vector<std::string>& command, const LaunchOptions& options
       if (c.pid >= 0) kill(c.pid, signal);
     sent = signal;
   }
-  return result;
+  return result == 0 && output.failed() ? 1 : result;
 }
 
 }  // namespace tandem::parallel

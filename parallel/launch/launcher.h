@@ -17,7 +17,7 @@ struct LaunchOptions {
 /// MASTER_ADDR and MASTER_PORT of a store that the launcher holds, and, unless it is set already, OMP_NUM_THREADS =
 /// cores / nprocs. When a rank fails, it is named on standard error with its exit code or signal, the others learn of
 /// it at once, and get 3 s to end before they are ended. Returns 0, or the exit code of the rank that failed first (128
-/// + signal when it was killed).
+/// + signal when it was killed); 1 when none failed but output could not be written, which ends no rank.
 int launch(const std::vector<std::string>& command, const LaunchOptions& options);
 
 }  // namespace tandem::parallel

@@ -46,6 +46,14 @@ done = run("-n", "2", *shell, "[ $RANK = 1 ] && exit 5; sleep 30")
 assert done.returncode == 5 and "rank 1 of 2 failed with exit code 5" in done.stderr, done
 done = run("-n", "2", *shell, "[ $RANK = 0 ] && kill -9 $$; sleep 30")
 assert done.returncode == 137 and "rank 0 of 2 was killed by signal 9" in done.stderr, done
+with open("/dev/full", "w", encoding="ascii") as full:  # output that cannot be written ends no rank
+    done = subprocess.run([RUN, "-n", "2", *shell, "seq 3000"], stdout=full,
+                          stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count(
+        "tandem: the ranks' output cannot be written: No space left on device\n") == 1, done
+    done = subprocess.run([RUN, "-n", "2", *shell, "seq 3000; exit $((7 * $RANK))"], stdout=full,
+                          stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 7 and "rank 1 of 2 failed with exit code 7" in done.stderr, done
 assert run("-n", "1", "/no/such/program").returncode == 127
 
 for arguments, text in [
