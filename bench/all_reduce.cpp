@@ -155,8 +155,8 @@ int main(int argc, char** argv) {
   };
   try {
     const char *rank = std::getenv("RANK"), *ranks = std::getenv("WORLD_SIZE");
-    // A process that spawn has started has a rank too, and finds the call of spawn by itself.
-    if (rank == nullptr || ranks == nullptr || std::getenv("TANDEM_SPAWN_CALL") != nullptr)
+    // A process that a launcher or spawn has started has a rank.
+    if (rank == nullptr || ranks == nullptr)
       return parallel::spawn(run, {.nprocs = settings.ranks});
     run(std::atoi(rank), std::atoi(ranks));
   } catch (const std::exception& e) {

@@ -34,12 +34,13 @@ bool in_child = false;  // inside the function of a call of spawn
   const int rank = std::atoi(std::getenv("RANK"));
   int code = 0;
   in_child = true;
+  unsetenv(kCallVariable);  // it is not for programs that this one starts
   try {
     function(rank, nprocs);
   } catch (const std::exception& e) {
     const std::string_view text = e.what();
     const std::string who = text.starts_with("rank ") ? "" : fmt::format("rank {} of {}: ", rank, nprocs);
-    fmt::print(stderr, "{}{}\n", who, text);
+    std::fputs(fmt::format("{}{}\n", who, text).c_str(), stderr);
     code = 1;
   }
   std::fflush(nullptr);

@@ -1,5 +1,10 @@
 // Processes: joining and leaving a job, and groups of some of its ranks. Ends with 1 on a fault.
 // usage: distributed_program BACKEND
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
 
@@ -32,6 +37,12 @@ void run(int rank, int ranks, const std::string& backend) {
     require_error("not a member", [&] { parallel::barrier({.group = first_two}); });
   require(t.item<int>() == (rank < 2 ? 2 : 1), "sum in a group");
   parallel::destroy_process_group();
+  // A program that a rank starts may spawn its own.
+  if (rank == 0) {
+    const std::string inner = std::filesystem::read_symlink("/proc/self/exe").string() + " inner";
+    const int status = std::system(inner.c_str());
+    require(WIFEXITED(status) && WEXITSTATUS(status) == 4, "a program within a rank has spawned");
+  }
 }
 
 }  // namespace
@@ -39,5 +50,6 @@ void run(int rank, int ranks, const std::string& backend) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string backend = argv[1];
+  if (backend == "inner") return parallel::spawn([](int, int) { std::_Exit(4); }, {.nprocs = 2});
   return parallel::spawn([&](int rank, int ranks) { run(rank, ranks, backend); }, {.nprocs = 3});
 }
