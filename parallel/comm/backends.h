@@ -15,6 +15,7 @@ struct GroupSetup {
   std::string name = {};              // of the group, the same on all ranks and unique in the job: prefix of its keys
   std::vector<int> ranks = {};        // of the members in the job, increasing
   int world_rank = 0;                 // of this process in the job
+  std::string store_host = {};        // where the store is; empty where it has no host
   double timeout_seconds = 30;
 };
 

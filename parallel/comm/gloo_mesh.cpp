@@ -93,7 +93,8 @@ std::string local_address_towards(const char* host) {
   return result;
 }
 
-gloo::transport::tcp::attr device_address() {
+// The interface that a variable names, or else that on the way to the store.
+gloo::transport::tcp::attr device_address(const std::string& store_host) {
   gloo::transport::tcp::attr a;
   const char* interface = variable("TANDEM_INTERFACE");
   if (interface == nullptr) interface = variable("GLOO_SOCKET_IFNAME");
@@ -101,8 +102,7 @@ gloo::transport::tcp::attr device_address() {
     a.iface = interface;
     return a;
   }
-  const char* master = variable("MASTER_ADDR");
-  if (master != nullptr) a.hostname = local_address_towards(master);
+  if (!store_host.empty()) a.hostname = local_address_towards(store_host.c_str());
   if (a.hostname.empty()) a.hostname = "127.0.0.1";
   return a;
 }
@@ -217,7 +217,8 @@ GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<
   state_->ranks = setup.ranks;
   state_->lost_key = setup.name + "/lost";
   try {
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(device_address());
+    std::shared_ptr<gloo::transport::Device> device =
+        gloo::transport::tcp::CreateDevice(device_address(setup.store_host));
     StoreAdapter store(setup, rank);
     state_->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
     state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));

@@ -91,6 +91,7 @@ std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) 
                               .name = name,
                               .ranks = ranks,
                               .world_rank = j.place.rank,
+                              .store_host = j.place.store_host,
                               .timeout_seconds = j.timeout_seconds});
 }
 

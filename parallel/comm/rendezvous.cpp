@@ -163,6 +163,7 @@ Place find_place(const InitOptions& options) {
     check(address.port >= 1 && address.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", address.port);
     launcher_holds = text_from_environment(kLauncherStoreVariable) == "1";
   }
+  place.store_host = address.host;
   if (place.rank == 0 && !launcher_holds) place.server = hold_store(address);
   place.store = std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
                                                            .port = address.port,

@@ -19,6 +19,7 @@ struct Place {
   int rank = 0, world_size = 1;
   std::shared_ptr<StoreServer> server = nullptr;  // in the process that holds the store
   std::shared_ptr<Store> store = nullptr;
+  std::string store_host = {};  // empty for a store that has none
 };
 /// Finds the place by the options and the environment, and connects to the store. Error says which setting is missing
 /// or wrong; CommError when the store does not come.

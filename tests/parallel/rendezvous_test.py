@@ -72,6 +72,32 @@ for backend in BACKENDS:
     os.remove(path)
 check_job([start(["env://"], **place(r, 2, port)) for r in range(2)], "shm")  # all share this host
 
+# Gloo listens on the way to the store, whose address comes from init_method alone.
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    try:
+        s.connect(("192.0.2.1", 1))  # sends nothing
+        own = s.getsockname()[0]
+    except OSError:
+        own = None  # there is no other interface than the loopback
+if own and "gloo" in BACKENDS:
+    with socket.socket() as s:
+        s.bind((own, 0))
+        port = s.getsockname()[1]
+    job = [start([f"tcp://{own}:{port}", "gloo", 0], RANK=r, WORLD_SIZE=2) for r in range(2)]
+    try:
+        for p in job:
+            assert p.stdout.readline()
+        sockets = {os.readlink(f.path) for f in os.scandir(f"/proc/{job[1].pid}/fd")}
+        with open("/proc/net/tcp", encoding="ascii") as lines:
+            used = [l.split()[1:3] for l in list(lines)[1:] if f"socket:[{l.split()[9]}]" in sockets]
+        # Four bytes of address and two of port, in hexadecimal. The listener is one, a connection to the peer another.
+        local = [socket.inet_ntoa(bytes.fromhex(a.split(":")[0])[::-1]) for a, _ in used]
+        assert len(local) > 2 and set(local) == {own}, (used, own)
+    finally:
+        for p in job:
+            p.kill()
+            p.communicate()
+
 # Two jobs at once, each with its own address, or with launchers.
 ports = [free_port(), free_port()]
 jobs = [[start(["env://"], **place(r, 2, p)) for r in range(2)] for p in ports]
