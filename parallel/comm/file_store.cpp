@@ -1,6 +1,7 @@
 // The file: kMagic, then records. A record is its kind ('+' sets, '-' removes), the lengths of key and value (4 bytes
 // each, little-endian), key and value. Locks: byte kContents of the file stands for its contents, and byte
-// kPresence + r, held for as long as rank r is there, for that rank; both lie far behind the end.
+// kPresence + r, shared by the stores of rank r for as long as they are there, for that rank; both lie far behind the
+// end.
 #include <tandem/parallel/comm/file_store.h>
 
 #include <fcntl.h>
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -70,18 +72,35 @@ struct FileStore::State {
     if (fd >= 0) close(fd);
   }
 
+  void lock_contents() const {
+    tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store",
+                  "'{}' cannot be locked: {}; give a path on a file system that has locks", options.path,
+                  std::strerror(errno));
+  }
+
   // Calls body() under the file's lock, with `values` up to date.
   template <class Body>
   auto locked(const Body& body) {
     const std::lock_guard lock(mutex);
-    tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store", "'{}' cannot be locked: {}", options.path,
-                  std::strerror(errno));
+    lock_contents();
+    return while_locked(body);
+  }
+  // The same when the lock is held already; ends it.
+  template <class Body>
+  auto while_locked(const Body& body) {
     struct Unlock {
       int fd;
       ~Unlock() { lock_byte(fd, kContents, F_UNLCK, false); }
     } unlock{fd};
     refresh();
     return body();
+  }
+
+  // Whether any store of the rank is there; another than this one, if it is its own rank.
+  bool present(int rank) const {
+    if (lock_byte(fd, kPresence + rank, F_WRLCK, false) != 0) return true;
+    lock_byte(fd, kPresence + rank, F_UNLCK, false);
+    return false;
   }
 
   [[noreturn]] void damaged(off_t at) const {
@@ -177,54 +196,54 @@ struct FileStore::State {
   std::optional<int> find_lost() {
     std::optional<int> lost;
     for (int r = 0; r < options.world_size; ++r) {
-      if (r == options.rank || !find(joined_key(r))) continue;
-      if (lock_byte(fd, kPresence + r, F_RDLCK, false) != 0) continue;  // it is there
-      lock_byte(fd, kPresence + r, F_UNLCK, false);
+      if (r == options.rank || !find(joined_key(r)) || present(r)) continue;
       if (!find(ended_key(r))) append('+', ended_key(r), "has ended");
       if (!lost) lost = r;
     }
     return lost;
   }
 
+  // Leaves it locked, so that nobody removes it before this rank has joined.
   void open_file() {
     for (;;) {
       fd = open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
       tandem::check(fd >= 0, "store", "'{}' cannot be opened: {}", options.path, std::strerror(errno));
       struct stat mine {
       }, named{};
-      tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store",
-                    "'{}' cannot be locked: {}; give a path on a file system that has locks", options.path,
-                    std::strerror(errno));
+      lock_contents();
       // Between open and lock the last rank of an earlier group may have removed the file.
       if (fstat(fd, &mine) == 0 && stat(options.path.c_str(), &named) == 0 && mine.st_ino == named.st_ino) break;
       close(fd);
       fd = -1;
     }
-    lock_byte(fd, kContents, F_UNLCK, false);
   }
 
+  // A process may join again while something still holds its former store.
   void join() {
     const int r = options.rank;
-    if (find(joined_key(r))) {
-      tandem::check(lock_byte(fd, kPresence + r, F_RDLCK, false) != 0, "store",
-                    "'{}' is left from an earlier run; remove it, or give another path", options.path);
-      fail("store", "'{}': rank {} has joined already; give each process a rank of its own, and each job a file",
-           options.path, r);
+    const std::string self = fmt::format("{} {}", host_id(), getpid());
+    const auto before = find(joined_key(r));
+    if (before) {
+      tandem::check(present(r), "store", "'{}' is left from an earlier run; remove it, or give another path",
+                    options.path);
+      tandem::check(before == self, "store",
+                    "'{}': rank {} has joined already; give each process a rank of its own, and each job a file",
+                    options.path, r);
     }
-    for (int other = 0; other < options.world_size; ++other) {
-      if (!find(joined_key(other)) || lock_byte(fd, kPresence + other, F_RDLCK, false) != 0) continue;
-      lock_byte(fd, kPresence + other, F_UNLCK, false);
-      fail("store", "'{}' is left from an earlier run, in which rank {} was; remove it, or give another path",
-           options.path, other);
-    }
-    tandem::check(lock_byte(fd, kPresence + r, F_WRLCK, false) == 0, "store", "'{}' cannot be locked: {}", options.path,
+    for (int other = 0; other < options.world_size; ++other)
+      tandem::check(!find(joined_key(other)) || present(other), "store",
+                    "'{}' is left from an earlier run, in which rank {} was; remove it, or give another path",
+                    options.path, other);
+    tandem::check(lock_byte(fd, kPresence + r, F_RDLCK, false) == 0, "store", "'{}' cannot be locked: {}", options.path,
                   std::strerror(errno));
     if (find(ended_key(r))) append('-', ended_key(r), {});
-    append('+', joined_key(r), {});
+    if (!before) append('+', joined_key(r), self);
     joined = true;
   }
 
   void leave() {
+    lock_byte(fd, kPresence + options.rank, F_UNLCK, false);
+    if (present(options.rank)) return;  // a later store of this process
     append('-', joined_key(options.rank), {});
     const auto next = values.lower_bound("joined/");
     if (next == values.end() || !next->first.starts_with("joined/"))
@@ -241,7 +260,7 @@ FileStore::FileStore(const FileStoreOptions& options) : state_(std::make_unique<
   state_->options = options;
   state_->options.timeout_seconds = usable_timeout("store", options.timeout_seconds);
   state_->open_file();
-  state_->locked([&] {
+  state_->while_locked([&] {
     if (options.rank >= 0) state_->join();
   });
 }

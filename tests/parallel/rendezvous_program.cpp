@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
     options.backend = argc > 2 ? argv[2] : "";
     const int times = argc > 3 ? std::atoi(argv[3]) : 1;
     options.timeout_seconds = argc > 4 ? std::atof(argv[4]) : 30;
+    std::shared_ptr<parallel::ProcessGroup> kept;  // a group of before does not disturb
     for (int i = 0; i < std::max(1, times); ++i) {
       parallel::init_process_group(options);
       Tensor t = full({3}, parallel::rank() + 1);
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
             parallel::default_group()->backend());
       std::fflush(stdout);
       while (times == 0) parallel::all_reduce(t);
+      if (i == 0) kept = parallel::default_group();
       parallel::destroy_process_group();
     }
   } catch (const Error& e) {

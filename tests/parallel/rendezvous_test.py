@@ -179,7 +179,7 @@ for backend in BACKENDS:
     finally:
         for p in job:
             p.kill()
-    assert job[1].returncode == 1 and "rank 1 of 2: waited 2 s in all_reduce (sum, call 2" in err, (backend, err)
+    assert job[1].returncode == 1 and "rank 1 of 2: waited 2 s in all_reduce (sum, call " in err, (backend, err)
     assert " for rank 0" in err and ", which is stopped, slow, or in another part of the program" in err, (backend, err)
     if backend == "gloo":
         assert f"; the store at 127.0.0.1:{port} does not answer: rank 0, which holds it, is stopped" in err, err
