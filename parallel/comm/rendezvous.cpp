@@ -97,10 +97,15 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
     }
   }
   std::vector<int> missing;
-  for (int r = rank; r < place.world_size; ++r)
-    if (!store.check(key(r))) missing.push_back(r);
-  if (missing.empty()) return store.get(key(rank));
-  store.set(fmt::format("ended/{}", missing.front()), "did not come");  // for the others: this rank may hold the store
+  try {
+    for (int r = rank; r < place.world_size; ++r)
+      if (!store.check(key(r))) missing.push_back(r);
+    if (missing.empty()) return store.get(key(rank));
+    // For the others: this rank may hold the store.
+    store.set(fmt::format("ended/{}", missing.front()), "did not come");
+  } catch (const CommError&) {  // the rank that holds the store has given up at this moment, too
+    if (missing.empty()) missing = {rank};
+  }
   throw CommError(
       missing.front(),
       fmt::format("{}waited {} s in init_process_group for rank {}, which did not come; see that {} processes were "

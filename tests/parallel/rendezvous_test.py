@@ -142,7 +142,7 @@ with socket.socket() as s:
 
 # Ranks that do not come, or were told something else.
 port = free_port()
-for rank, (code, _, err) in enumerate(finish([start(["env://", "", 1, 1], **place(r, 3, port)) for r in range(2)])):
+for rank, (code, _, err) in enumerate(finish([start(["env://", "", 1, 2], **place(r, 3, port)) for r in range(2)])):
     assert code == 1 and f"rank {rank} of 3: " in err and "rank 2" in err, err
 port = free_port()
 results = finish([start(["env://", "", 1, 1], **place(r, 4, port)) for r in (0,)])
