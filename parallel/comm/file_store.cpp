@@ -1,5 +1,4 @@
-// The file: kMagic, then records. A record is its kind ('+' sets, '-' removes), the lengths of key and value (4 bytes
-// each, little-endian), key and value. Locks: byte kContents of the file stands for its contents, and byte
+// The file: kMagic, then records. Locks: byte kContents of the file stands for its contents, and byte
 // kPresence + r, shared by the stores of rank r for as long as they are there, for that rank; both lie far behind the
 // end.
 #include <tandem/parallel/comm/file_store.h>
@@ -8,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -16,6 +16,7 @@
 #include <optional>
 #include <thread>
 
+#include <tandem/parallel/comm/file_records.h>
 #include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_limits.h>
@@ -27,11 +28,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kMagic = "tandem file store 1\n";
 constexpr off_t kContents = off_t{1} << 40, kPresence = kContents + 1;
-constexpr std::size_t kHeaderBytes = 9;
 constexpr auto kPollTime = std::chrono::milliseconds(5);
 
 std::string joined_key(int rank) { return fmt::format("joined/{}", rank); }
-std::string ended_key(int rank) { return fmt::format("ended/{}", rank); }
 
 // Locks of open file descriptions belong to this store alone, not to the process, and end with it.
 int lock_byte(int fd, off_t at, short type, bool wait) {
@@ -45,16 +44,6 @@ int lock_byte(int fd, off_t at, short type, bool wait) {
     result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range);
   } while (result != 0 && errno == EINTR);
   return result;
-}
-
-std::uint32_t read_length(const char* bytes) {
-  std::uint32_t length = 0;
-  for (unsigned i = 0; i < 4; ++i) length |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << 8 * i;
-  return length;
-}
-
-void put_length(std::string& out, std::size_t length) {
-  for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
 }
 
 }  // namespace
@@ -121,6 +110,14 @@ struct FileStore::State {
     return data;
   }
 
+  std::optional<FileRecord> next_record(std::string_view bytes_left) const {
+    try {
+      return first_record(bytes_left);
+    } catch (const Error&) {
+      damaged(read_to);
+    }
+  }
+
   void refresh() {
     struct stat info {};
     tandem::check(fstat(fd, &info) == 0, "store", "'{}' cannot be read: {}", options.path, std::strerror(errno));
@@ -134,17 +131,14 @@ struct FileStore::State {
         read_to = static_cast<off_t>(kMagic.size());
         continue;
       }
-      if (left < kHeaderBytes) break;
-      const std::string header = read_bytes(read_to, kHeaderBytes);
-      if (header.size() < kHeaderBytes) break;
-      const std::size_t key = read_length(header.data() + 1), value = read_length(header.data() + 5);
-      if ((header[0] != '+' && header[0] != '-') || key == 0 || key > kMaxKeyBytes || value > kMaxValueBytes)
-        damaged(read_to);
-      if (left < kHeaderBytes + key + value) break;
-      const std::string body = read_bytes(read_to + static_cast<off_t>(kHeaderBytes), key + value);
-      if (body.size() < key + value) break;
-      apply(header[0], body.substr(0, key), body.substr(key), read_to);
-      read_to += static_cast<off_t>(kHeaderBytes + key + value);
+      const std::string block = read_bytes(read_to, std::min(left, kMaxRecordBytes));
+      const off_t before = read_to;
+      for (std::string_view rest = block; const auto record = next_record(rest);) {
+        apply(record->kind, std::string(record->key), std::string(record->value), read_to);
+        read_to += static_cast<off_t>(record->bytes());
+        rest.remove_prefix(record->bytes());
+      }
+      if (read_to == before) break;
     }
     // What is left is the record of a writer that was killed while it wrote, since this process holds the lock.
     if (read_to < info.st_size) (void)!ftruncate(fd, read_to);
@@ -166,10 +160,7 @@ struct FileStore::State {
                   "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
     std::string record;
     if (read_to == 0) record += kMagic;
-    record += kind;
-    put_length(record, key.size());
-    put_length(record, value.size());
-    record.append(key).append(value);
+    append_record(record, {kind, key, value});
     std::size_t done = 0;
     while (done < record.size()) {
       const ssize_t n = pwrite(fd, record.data() + done, record.size() - done, read_to + static_cast<off_t>(done));
@@ -305,7 +296,7 @@ std::string FileStore::get(std::string_view key) {
 bool FileStore::check(std::string_view key) {
   check_sizes(key, {});
   return state_->locked([&] {
-    if (key.starts_with("ended/")) state_->find_lost();
+    if (key.starts_with(kEndedPrefix)) state_->find_lost();
     return state_->find(key).has_value();
   });
 }

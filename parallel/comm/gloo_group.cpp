@@ -14,6 +14,7 @@
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/combine.h>
 #include <tandem/parallel/comm/gloo_mesh.h>
+#include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tensor/threads.h>
 
@@ -22,9 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kPieceBytes = 8 << 20;   // of a tensor that are combined at a time
-constexpr std::size_t kDirectBytes = 8 << 10;  // up to this size every rank combines everything: one exchange less
-constexpr std::size_t kMaxMessageBytes = 64 << 10;
+constexpr std::size_t kPieceBytes = 8 << 20;    // of a tensor that are combined at a time
+constexpr std::size_t kDirectBytes = 8 << 10;   // up to this size every rank combines everything: one exchange less
+constexpr std::size_t kMaxMessageBytes = 1023;  // of fail, as on every backend
 // How long to look for the reason of a broken connection: a launcher needs a moment to see how a process ended.
 constexpr auto kReasonTime = std::chrono::milliseconds(1200);
 // How long ranks that waited in vain have to say so, and thus that they are not the one that is missing.
@@ -105,6 +106,7 @@ class GlooGroup final : public ProcessGroup {
   Work start(const Collective& c) override;
 
  private:
+  Caller caller(const Fingerprint& call) const { return {rank_, size(), call}; }
   std::string me() const { return who(rank_, size()); }
   std::string key(const char* what) const { return fmt::format("{}/{}", setup_.name, what); }
   bool is_abandoned() {
@@ -122,7 +124,7 @@ class GlooGroup final : public ProcessGroup {
     mesh_->exchange(sends, receives, setup_.timeout_seconds);
   }
   void exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives);
-  CommError explain(const ExchangeError& error, const std::string& what);
+  CommError explain(const ExchangeError& error, const Fingerprint& call);
   std::string find_reason(const ExchangeError& error);
 
   const GroupSetup setup_;
@@ -169,10 +171,10 @@ void GlooGroup::run_all() {
         run(*task);
         task->collective.finish();
       } catch (const ExchangeError& e) {
-        const std::string what = describe(fingerprint(task->collective, sequence_));
+        const Fingerprint call = fingerprint(task->collective, sequence_);
         error = broken_ = std::make_exception_ptr(
-            is_abandoned() ? CommError(rank_, fmt::format("{}the group was destroyed in {}", me(), what))
-                           : explain(e, what));
+            is_abandoned() ? CommError(rank_, fmt::format("{}the group was destroyed in {}", me(), describe(call)))
+                           : explain(e, call));
         mesh_->close();
       } catch (...) {
         error = std::current_exception();
@@ -216,15 +218,11 @@ void GlooGroup::agree(const Collective& c) {
         if (r != rank_) sends.push_back({r, message.data(), message.size()});
     exchange(sends, receives);
     if (c.operation == Operation::fail) return;
-    throw CommError(first, fmt::format("{}rank {} cannot take part in {}: {}", me(), first, describe(mine.fingerprint),
-                                       messages[static_cast<std::size_t>(first)]));
+    throw cannot_take_part(caller(mine.fingerprint), first, messages[static_cast<std::size_t>(first)]);
   }
   for (int r = 0; r < size(); ++r) {
     const Fingerprint& other = all[static_cast<std::size_t>(r)].fingerprint;
-    if (other == mine.fingerprint) continue;
-    throw CommError(r, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must call the "
-                                   "same operations in the same order, on tensors of one size and type",
-                                   me(), rank_, describe(mine.fingerprint), r, describe(other)));
+    if (other != mine.fingerprint) throw ranks_disagree(caller(mine.fingerprint), r, other);
   }
 }
 
@@ -399,7 +397,7 @@ std::string GlooGroup::find_reason(const ExchangeError& error) {
   for (const auto end = Clock::now() + kReasonTime; Clock::now() < end;) {
     if (store.check(lost)) return store.get(lost);
     for (const int r : others) {
-      const std::string ended = fmt::format("ended/{}", setup_.ranks[static_cast<std::size_t>(r)]);
+      const std::string ended = ended_key(setup_.ranks[static_cast<std::size_t>(r)]);
       if (store.check(ended)) return store.compare_set(lost, "", fmt::format("{}|{}", r, store.get(ended)));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -413,7 +411,8 @@ std::string without_prefix(const std::string& text) {
   return text.starts_with("rank ") && colon != std::string::npos ? text.substr(colon + 2) : text;
 }
 
-CommError GlooGroup::explain(const ExchangeError& error, const std::string& what) {
+CommError GlooGroup::explain(const ExchangeError& error, const Fingerprint& call) {
+  const std::string what = describe(call);
   std::string reason, note;
   try {
     reason = find_reason(error);
@@ -443,9 +442,7 @@ CommError GlooGroup::explain(const ExchangeError& error, const std::string& what
     return CommError(first, fmt::format("{}came to {} after the other ranks had given up waiting for it; a longer wait "
                                         "is set by InitOptions::timeout_seconds",
                                         me(), what));
-  return CommError(first, fmt::format("{}waited {} s in {} for rank {}, which is stopped, slow, or in another part of "
-                                      "the program; a longer wait is set by InitOptions::timeout_seconds{}",
-                                      me(), setup_.timeout_seconds, what, ranks, note));
+  return waited_in_vain(caller(call), setup_.timeout_seconds, first, fmt::format("rank {}", ranks), note);
 }
 
 }  // namespace

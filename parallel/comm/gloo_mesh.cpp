@@ -120,7 +120,7 @@ void check_ended(const GroupSetup& setup, int rank) {
   for (const auto give_up = Clock::now() + std::chrono::seconds(1); Clock::now() < give_up;
        std::this_thread::sleep_for(Milliseconds(20)))
     for (std::size_t i = 0; i < setup.ranks.size(); ++i) {
-      const std::string key = fmt::format("ended/{}", setup.ranks[i]);
+      const std::string key = ended_key(setup.ranks[i]);
       if (static_cast<int>(i) != rank && setup.store->check(key))
         throw CommError(setup.ranks[i],
                         fmt::format("{}rank {} {} while this rank made the group",
@@ -173,7 +173,7 @@ struct GlooMesh::State {
   bool has_ended(int peer) const {
     const int in_job = ranks[static_cast<std::size_t>(peer)];
     try {
-      return store->check(lost_key) || store->check(fmt::format("ended/{}", in_job));
+      return store->check(lost_key) || store->check(ended_key(in_job));
     } catch (const CommError& e) {
       return e.rank() == in_job;  // which held the store
     } catch (const Error&) {

@@ -55,7 +55,7 @@ class ProcessGroup {
   /// Done when every rank has called it.
   Work barrier();
   /// Takes this rank's place in the next collective, which ends on every other rank with a CommError that carries
-  /// `message`: for a rank that cannot take part. Ends without an error here.
+  /// `message`, or its first 1023 bytes: for a rank that cannot take part. Ends without an error here.
   Work fail(const std::string& message);
 
   /// Memory for collectives, filled with zeros, that the backend may place where all ranks reach it. On such tensors,

@@ -86,9 +86,9 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
   const auto key = [&](int r) { return fmt::format("{}rank/{}", prefix, r); };
   if (options.store != nullptr) {
     const auto end = Clock::now() + std::chrono::duration<double>(options.timeout_seconds);
-    while (!store.check(key(rank)) && !store.check(fmt::format("ended/{}", rank)) && Clock::now() < end)
+    while (!store.check(key(rank)) && !store.check(ended_key(rank)) && Clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (store.check(key(rank)) || store.check(fmt::format("ended/{}", rank))) return store.get(key(rank));
+    if (store.check(key(rank)) || store.check(ended_key(rank))) return store.get(key(rank));
   } else {
     try {
       return store.get(key(rank));
@@ -102,7 +102,7 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
       if (!store.check(key(r))) missing.push_back(r);
     if (missing.empty()) return store.get(key(rank));
     // For the others: this rank may hold the store.
-    store.set(fmt::format("ended/{}", missing.front()), "did not come");
+    store.set(ended_key(missing.front()), "did not come");
   } catch (const CommError&) {  // the rank that holds the store has given up at this moment, too
     if (missing.empty()) missing = {rank};
   }

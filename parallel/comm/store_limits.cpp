@@ -7,6 +7,18 @@
 
 namespace tandem::parallel {
 
+std::string ended_key(int rank) { return fmt::format("{}{}", kEndedPrefix, rank); }
+
+void put_length(std::string& out, std::size_t length) {
+  for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
+}
+
+std::size_t read_length(std::string_view bytes) {
+  std::size_t length = 0;
+  for (unsigned i = 0; i < 4; ++i) length |= static_cast<std::size_t>(static_cast<unsigned char>(bytes[i])) << 8 * i;
+  return length;
+}
+
 double usable_timeout(const char* op, double seconds) {
   constexpr double kLongest = 10 * 365 * 86400.0;  // in nanoseconds it still fits into 64 bits
   check(seconds > 0, op, "timeout_seconds is {}; it must be positive", seconds);  // which NaN is not

@@ -1,4 +1,4 @@
-// What the stores have in common: the limits of keys and values, and how numbers are kept.
+// What the stores have in common: limits, the keys that mean something, and how numbers are kept.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +10,15 @@ namespace tandem::parallel {
 inline constexpr std::size_t kMaxKeyBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = 8 << 20;
 inline constexpr std::size_t kMaxStoreBytes = 256 << 20;  // of all keys and values together
+
+/// Of the keys that say how a rank has ended.
+inline constexpr std::string_view kEndedPrefix = "ended/";
+std::string ended_key(int rank);
+
+/// Appends 4 bytes, little-endian.
+void put_length(std::string& out, std::size_t length);
+/// Reads them from the first 4 bytes.
+std::size_t read_length(std::string_view bytes);
 
 /// A timeout in seconds as it can be used: at most ten years. Throws Error when it is not positive.
 double usable_timeout(const char* op, double seconds);

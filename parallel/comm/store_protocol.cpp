@@ -9,17 +9,6 @@ namespace {
 constexpr std::size_t kLengthBytes = 4;
 constexpr std::size_t kMaxMessage = 1 + 3 * kLengthBytes + kMaxKeyBytes + 2 * kMaxValueBytes;
 
-void put_length(std::string& out, std::size_t length) {
-  for (unsigned i = 0; i < kLengthBytes; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
-}
-
-std::size_t read_length(std::string_view bytes) {
-  std::size_t length = 0;
-  for (unsigned i = 0; i < kLengthBytes; ++i)
-    length |= static_cast<std::size_t>(static_cast<unsigned char>(bytes[i])) << 8 * i;
-  return length;
-}
-
 void put_field(std::string& out, std::string_view field) {
   put_length(out, field.size());
   out += field;

@@ -25,8 +25,6 @@ constexpr std::size_t kMaxConnections = 4096;
 // The end of a connection is seen before its process can be waited for; a launcher knows more a moment later.
 constexpr auto kLauncherTime = std::chrono::milliseconds(300);
 
-std::string ended_key(int rank) { return fmt::format("ended/{}", rank); }
-
 std::optional<int> number(std::string_view text) {
   int value = -1;
   const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -35,8 +33,7 @@ std::optional<int> number(std::string_view text) {
 }
 
 std::optional<int> rank_of_ended(std::string_view key) {
-  constexpr std::string_view kPrefix = "ended/";
-  return key.starts_with(kPrefix) ? number(key.substr(kPrefix.size())) : std::nullopt;
+  return key.starts_with(kEndedPrefix) ? number(key.substr(kEndedPrefix.size())) : std::nullopt;
 }
 
 class Session;

@@ -1,4 +1,6 @@
-// Fuzzes the store's protocol: any bytes, in any pieces, give messages or an Error; what is read is written the same.
+// Fuzzes the store's protocol, and the records of its file: any bytes, in any pieces, give messages or an Error; what
+// is read is written the same.
+#include <tandem/parallel/comm/file_records.h>
 #include <tandem/parallel/comm/store_protocol.h>
 #include <tandem/tensor/error.h>
 
@@ -15,6 +17,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const Request request = parse_request(*message);
         if (encode(request).substr(4) != *message) __builtin_trap();
       }
+    }
+  } catch (const tandem::Error&) {
+  }
+  try {
+    std::string_view rest(bytes.data(), size);
+    while (const auto record = tandem::parallel::first_record(rest)) {
+      std::string again;
+      tandem::parallel::append_record(again, *record);
+      if (again != rest.substr(0, record->bytes())) __builtin_trap();
+      rest.remove_prefix(record->bytes());
     }
   } catch (const tandem::Error&) {
   }

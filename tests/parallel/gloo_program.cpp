@@ -194,12 +194,12 @@ void unwinding(int rank) {
 
 // The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move.
 void pausing(int rank) {
-  join_at_once(1.5);
+  join_at_once(3);
   const pid_t self = getpid();
   if (rank == 2 && fork() == 0) {
     for (int i = 0; i < 3; ++i) {
       kill(self, SIGSTOP);
-      std::this_thread::sleep_for(std::chrono::milliseconds(700));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1100));
       kill(self, SIGCONT);
       std::this_thread::sleep_for(std::chrono::milliseconds(60));
     }
