@@ -180,7 +180,7 @@ void GlooGroup::run_all() {
         error = std::current_exception();
       }
     }
-    task->finish(error);
+    task->finish(std::move(error));
   }
 }
 
@@ -442,7 +442,7 @@ CommError GlooGroup::explain(const ExchangeError& error, const Fingerprint& call
     return CommError(first, fmt::format("{}came to {} after the other ranks had given up waiting for it; a longer wait "
                                         "is set by InitOptions::timeout_seconds",
                                         me(), what));
-  return waited_in_vain(caller(call), setup_.timeout_seconds, first, fmt::format("rank {}", ranks), note);
+  return CommError(first, me() + waited_in_vain(call, setup_.timeout_seconds, "rank " + ranks) + note);
 }
 
 }  // namespace

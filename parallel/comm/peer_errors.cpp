@@ -15,10 +15,11 @@ CommError cannot_take_part(const Caller& c, int other, std::string_view why) {
           fmt::format("{}rank {} cannot take part in {}: {}", who(c.rank, c.size), other, describe(c.call), why)};
 }
 
-CommError waited_in_vain(const Caller& c, double seconds, int first, std::string_view whom, std::string_view note) {
-  return {first, fmt::format("{}waited {} s in {} for {}, which is stopped, slow, or in another part of the program; a "
-                             "longer wait is set by InitOptions::timeout_seconds{}",
-                             who(c.rank, c.size), seconds, describe(c.call), whom, note)};
+std::string waited_in_vain(const Fingerprint& call, double seconds, std::string_view whom) {
+  return fmt::format(
+      "waited {} s in {} for {}, which is stopped, slow, or in another part of the program; a longer wait "
+      "is set by InitOptions::timeout_seconds",
+      seconds, describe(call), whom);
 }
 
 }  // namespace tandem::parallel

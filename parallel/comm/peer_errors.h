@@ -1,5 +1,6 @@
 // What a rank throws about another in a collective: the same words on every backend.
 #pragma once
+#include <string>
 #include <string_view>
 
 #include <tandem/parallel/comm/process_group.h>
@@ -14,8 +15,7 @@ struct Caller {
 
 CommError ranks_disagree(const Caller& caller, int other, const Fingerprint& others_call);
 CommError cannot_take_part(const Caller& caller, int other, std::string_view why);
-/// `whom` names the ranks that did not come, of which `first` is one; `note` is what else is known.
-CommError waited_in_vain(const Caller& caller, double seconds, int first, std::string_view whom,
-                         std::string_view note = {});
+/// The text without the rank that says it; `whom` names the ranks that did not come.
+std::string waited_in_vain(const Fingerprint& call, double seconds, std::string_view whom);
 
 }  // namespace tandem::parallel

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/peer_errors.h>
+
 namespace tandem::parallel {
 namespace {
 
@@ -190,11 +192,7 @@ std::exception_ptr Engine::disagreement(const Task& task, const std::vector<cons
                                    static_cast<const char*>(memory_->member(i).message))));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
-    if (other == task.call_) continue;
-    return std::make_exception_ptr(
-        CommError(i, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must call the "
-                                 "same operations in the same order, on tensors of one size and type",
-                                 who(), rank_, describe(task.call_), i, describe(other))));
+    if (other != task.call_) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call_}, i, other));
   }
   return nullptr;
 }
@@ -276,10 +274,7 @@ void Engine::check_peers() {
     }
     seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last);
   }
-  lose(missing.front(),
-       fmt::format("waited {} s in {} for {}, which is stopped, slow, or in another part of the program; a longer wait "
-                   "is set by InitOptions::timeout_seconds",
-                   setup_.timeout_seconds, describe(task.call_), seen));
+  lose(missing.front(), waited_in_vain(task.call_, setup_.timeout_seconds, seen));
 }
 
 std::string Engine::how_ended(int member, bool process_ended) const {
