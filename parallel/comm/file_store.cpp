@@ -62,9 +62,9 @@ struct FileStore::State {
   }
 
   void lock_contents() const {
-    tandem::check(lock_byte(fd, kContents, F_WRLCK, true) == 0, "store",
-                  "'{}' cannot be locked: {}; give a path on a file system that has locks", options.path,
-                  std::strerror(errno));
+    const bool locked = lock_byte(fd, kContents, F_WRLCK, true) == 0;
+    tandem::check(locked, "store", "'{}' cannot be locked: {}; give a path on a file system that has locks",
+                  options.path, std::strerror(errno));
   }
 
   // Calls body() under the file's lock, with `values` up to date.
@@ -120,7 +120,8 @@ struct FileStore::State {
 
   void refresh() {
     struct stat info {};
-    tandem::check(fstat(fd, &info) == 0, "store", "'{}' cannot be read: {}", options.path, std::strerror(errno));
+    const bool known = fstat(fd, &info) == 0;
+    tandem::check(known, "store", "'{}' cannot be read: {}", options.path, std::strerror(errno));
     if (info.st_size < read_to)
       throw CommError(-1, fmt::format("{}the store '{}' was cut short by another program", who_am_i(), options.path));
     while (read_to < info.st_size) {
@@ -225,8 +226,8 @@ struct FileStore::State {
       tandem::check(!find(joined_key(other)) || present(other), "store",
                     "'{}' is left from an earlier run, in which rank {} was; remove it, or give another path",
                     options.path, other);
-    tandem::check(lock_byte(fd, kPresence + r, F_RDLCK, false) == 0, "store", "'{}' cannot be locked: {}", options.path,
-                  std::strerror(errno));
+    const bool present_now = lock_byte(fd, kPresence + r, F_RDLCK, false) == 0;
+    tandem::check(present_now, "store", "'{}' cannot be locked: {}", options.path, std::strerror(errno));
     if (find(ended_key(r))) append('-', ended_key(r), {});
     if (!before) append('+', joined_key(r), self);
     joined = true;

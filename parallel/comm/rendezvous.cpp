@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -130,7 +131,7 @@ std::optional<int> number_from_environment(const char* variable) {
   const std::string_view digits(text);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, kOp,
-        "{} is '{}'; it must be a number", variable, text);
+        "{} is '{}'; it must be a whole number from 0 to {}", variable, text, std::numeric_limits<int>::max());
   return value;
 }
 
@@ -144,6 +145,7 @@ Place find_place(const InitOptions& options) {
   place.rank = options.rank >= 0 ? options.rank : required(number_from_environment("RANK"), "RANK");
   place.world_size =
       options.world_size >= 0 ? options.world_size : required(number_from_environment("WORLD_SIZE"), "WORLD_SIZE");
+  check(place.world_size > 0, kOp, "WORLD_SIZE is {}; it must be at least 1", place.world_size);
   check(place.rank < place.world_size, kOp, "rank {} is out of range: WORLD_SIZE is {}", place.rank, place.world_size);
   if (options.store) {
     place.store = options.store;

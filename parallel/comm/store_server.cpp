@@ -2,9 +2,12 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <future>
 #include <map>
+#include <memory>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -48,6 +51,8 @@ class Hub {
   void leave(int rank);
   void connection_ended(int rank);
   void report_end(int rank, const std::string& text);
+  /// Whether a rank was lost and others than the store's holder are there.
+  bool others_may_ask() const;
   std::set<std::shared_ptr<Session>>& sessions() { return sessions_; }
 
  private:
@@ -228,6 +233,10 @@ void Hub::connection_ended(int rank) {
   });
 }
 
+bool Hub::others_may_ask() const {
+  return !lost_.empty() && std::any_of(present_.begin(), present_.end(), [](int rank) { return rank != 0; });
+}
+
 void Hub::report_end(int rank, const std::string& text) {
   try {
     put(ended_key(rank), text);
@@ -286,12 +295,22 @@ StoreServer::StoreServer(const StoreServerOptions& options) : state_(std::make_u
     state_->port = state_->acceptor.local_endpoint().port();
   } catch (const asio::system_error& e) {
     fail("store", "cannot listen on {}:{}: {}{}", options.host, options.port, e.code().message(),
-         e.code() == asio::error::address_in_use ? "; another program uses the port, so choose another MASTER_PORT"
-                                                 : "");
+         e.code() == asio::error::address_in_use
+             ? "; another program uses the port, so choose another MASTER_PORT"
+             : "; MASTER_ADDR must be an address of the host of rank 0, which holds the store");
   }
 }
 
+// Where a rank was lost, the others may still ask who: they get an answer while they are there, for at most a second.
 StoreServer::~StoreServer() {
+  for (int i = 0; i < 50 && state_->thread.joinable(); ++i) {
+    const auto needed = std::make_shared<std::promise<bool>>();
+    asio::post(state_->io, [this, needed] { needed->set_value(state_->hub.others_may_ask()); });
+    if (auto answer = needed->get_future();
+        answer.wait_for(std::chrono::seconds(1)) != std::future_status::ready || !answer.get())
+      break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   state_->io.stop();
   if (state_->thread.joinable()) state_->thread.join();
 }

@@ -74,8 +74,12 @@ void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strle
 
 Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, const Variables& job) {
   int ends[2] = {-1, -1};
-  if (options.prefix_output)
-    check(pipe2(ends, O_CLOEXEC) == 0, "launch", "a pipe cannot be made: {}", std::strerror(errno));
+  if (options.prefix_output) {
+    const bool made = pipe2(ends, O_CLOEXEC) == 0;
+    check(made, "launch",
+          "a pipe for the output of rank {} cannot be made: {}; start fewer ranks, or raise `ulimit -n`", rank,
+          std::strerror(errno));
+  }
   const std::vector<std::string> environment = environment_of(rank, options, job);
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   const pid_t launcher = getpid(), pid = fork();

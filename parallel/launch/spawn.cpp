@@ -42,6 +42,10 @@ bool in_child = false;  // inside the function of a call of spawn
     const std::string who = text.starts_with("rank ") ? "" : fmt::format("rank {} of {}: ", rank, nprocs);
     std::fputs(fmt::format("{}{}\n", who, text).c_str(), stderr);
     code = 1;
+  } catch (...) {
+    std::fputs(fmt::format("rank {} of {}: ended by an exception that is no std::exception\n", rank, nprocs).c_str(),
+               stderr);
+    code = 1;
   }
   std::fflush(nullptr);
   std::_Exit(code);

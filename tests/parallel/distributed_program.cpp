@@ -51,5 +51,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string backend = argv[1];
   if (backend == "inner") return parallel::spawn([](int, int) { std::_Exit(4); }, {.nprocs = 2});
+  const int thrown = parallel::spawn([](int, int) { throw 42; }, {.nprocs = 1});  // of a type that nobody expects
+  if (std::getenv("RANK") == nullptr && thrown != 1) return 3;
   return parallel::spawn([&](int rank, int ranks) { run(rank, ranks, backend); }, {.nprocs = 3});
 }

@@ -65,6 +65,8 @@ for arguments, text in [
     done = run(*arguments)
     assert done.returncode != 0 and text in done.stderr, done
 assert "usage" in run("--help").stdout
+done = subprocess.run(["sh", "-c", f"ulimit -n 40; exec {RUN} -n 60 true"], capture_output=True, text=True, timeout=60)
+assert done.returncode == 1 and "Too many open files; start fewer ranks, or raise `ulimit -n`" in done.stderr, done
 
 # The launcher is killed: its ranks end too.
 launcher = subprocess.Popen([RUN, "-n", "2", *shell, "echo $$; exec sleep 60"], stdout=subprocess.PIPE, text=True)

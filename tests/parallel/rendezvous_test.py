@@ -113,8 +113,10 @@ good = place(0, 1, free_port())
 for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]:
     check_error([f"{variable} is not set; start the program with `tandem-run -n N program`, call spawn, or set RANK, "
                  "WORLD_SIZE, MASTER_ADDR and MASTER_PORT"], [], **{**good, variable: None})
-check_error(["RANK is 'x'; it must be a number"], [], **{**good, "RANK": "x"})
-check_error(["WORLD_SIZE is '-2'; it must be a number"], [], **{**good, "WORLD_SIZE": "-2"})
+check_error(["RANK is 'x'; it must be a whole number"], [], **{**good, "RANK": "x"})
+check_error(["WORLD_SIZE is '-2'; it must be a whole number"], [], **{**good, "WORLD_SIZE": "-2"})
+check_error(["WORLD_SIZE is 0; it must be at least 1"], [], **{**good, "WORLD_SIZE": "0"})
+check_error(["MASTER_ADDR must be an address of the host of rank 0"], [], **{**good, "RANK": "0", "MASTER_ADDR": "192.0.2.1"})
 check_error(["rank 5 is out of range: WORLD_SIZE is 2"], [], **{**good, "RANK": 5, "WORLD_SIZE": 2})
 check_error(["MASTER_PORT is 99999; it must be 1 to 65535"], [], **{**good, "MASTER_PORT": 99999})
 check_error(["init_method is 'http://x'; give \"env://\", \"tcp://host:port\" or \"file:///path\""], ["http://x"], **good)

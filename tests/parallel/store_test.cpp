@@ -184,7 +184,8 @@ TEST_CASE("TCPStore: the server comes later, and goes") {
   connecting.join();
   client->set("k", "v");
   server.reset();
-  CHECK_ERROR(client->check("k"), "rank 0 of 1: the store at 127.0.0.1:", "is lost", "the launcher, which held it, has ended");
+  CHECK_ERROR(client->check("k"), "rank 0 of 1: the store at 127.0.0.1:", "is lost",
+              "the launcher, which held it, has ended");
   CHECK_ERROR(client->get("k"), "is lost");
 }
 
