@@ -156,8 +156,7 @@ int main(int argc, char** argv) {
   try {
     const char *rank = std::getenv("RANK"), *ranks = std::getenv("WORLD_SIZE");
     // A process that a launcher or spawn has started has a rank.
-    if (rank == nullptr || ranks == nullptr)
-      return parallel::spawn(run, {.nprocs = settings.ranks});
+    if (rank == nullptr || ranks == nullptr) return parallel::spawn(run, {.nprocs = settings.ranks});
     run(std::atoi(rank), std::atoi(ranks));
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());

@@ -121,9 +121,7 @@ Tensor finish(const RowLosses& rows, Reduction reduction) {
 
 }  // namespace
 
-Tensor mean_of_parts(const Tensor& sum, double normalizer) {
-  return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer);
-}
+Tensor mean_of_parts(const Tensor& sum, double normalizer) { return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer); }
 
 Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along(false, x, dim); }
 Tensor log_softmax(const Tensor& x, int64_t dim) { return softmax_along(true, x, dim); }
