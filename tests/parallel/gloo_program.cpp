@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -192,7 +193,16 @@ void unwinding(int rank) {
   parallel::destroy_process_group();
 }
 
-// The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move.
+// Seconds of processor time that a process has used; no more once it has ended.
+double used_by(pid_t process) {
+  clockid_t clock;
+  timespec t{};
+  if (clock_getcpuclockid(process, &clock) != 0 || clock_gettime(clock, &t) != 0) return 1e9;
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// The timeout is for a silent rank, not for a whole collective: rank 2 pauses several times while data move. Between
+// the pauses it gets some work done, however busy the machine is.
 void pausing(int rank) {
   join_at_once(3);
   const pid_t self = getpid();
@@ -201,7 +211,8 @@ void pausing(int rank) {
       kill(self, SIGSTOP);
       std::this_thread::sleep_for(std::chrono::milliseconds(1100));
       kill(self, SIGCONT);
-      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+      for (const double before = used_by(self); used_by(self) < before + 0.15;)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     _exit(0);
   }
