@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -96,7 +97,7 @@ ThreadMemory::ThreadMemory(const GroupSetup& setup) : SharedMemory(setup) {
 Location ThreadMemory::place_of(const void* data, std::size_t) const {
   return {.area = 0, .offset = reinterpret_cast<std::intptr_t>(data)};
 }
-char* ThreadMemory::address(int, Location place) const { return reinterpret_cast<char*>(place.offset); }
+char* ThreadMemory::address(int, Location place) const { return std::bit_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
 bool ThreadMemory::ended(int member) const { return said_to_have_ended(member); }
 void ThreadMemory::wait_until_outside(int member) const {
