@@ -15,6 +15,12 @@ PROGRAM, RUN, BACKENDS = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 SUM = {2: "tensor([3, 3, 3])", 3: "tensor([6, 6, 6])"}
 
+try:
+    socket.gethostbyname("localhost")
+    NAME = "localhost"
+except OSError:  # a system that knows no names
+    NAME = "127.0.0.1"
+
 
 def free_port():
     with socket.socket() as s:
@@ -65,7 +71,7 @@ for backend in BACKENDS:
     port = free_port()
     check_job([start(["env://", backend, 4], **place(r, 3, port)) for r in reversed(range(3))][::-1], backend, 4)
     port = free_port()
-    check_job([start([f"tcp://localhost:{port}", backend, 2], RANK=r, WORLD_SIZE=2) for r in range(2)], backend, 2)
+    check_job([start([f"tcp://{NAME}:{port}", backend, 2], RANK=r, WORLD_SIZE=2) for r in range(2)], backend, 2)
     check_job([start([f"file://{path}", backend, 3], RANK=r, WORLD_SIZE=3) for r in range(3)], backend, 3)
     assert not os.path.exists(path)
     check_job([start([f"store:{path}", backend], RANK=r, WORLD_SIZE=2) for r in range(2)], backend)
