@@ -17,7 +17,6 @@
 #endif
 
 namespace tandem {
-namespace {
 
 int available_cores() {
   cpu_set_t set;
@@ -25,6 +24,8 @@ int available_cores() {
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
+
+namespace {
 
 int initial_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr && std::atoi(text) > 0) return std::atoi(text);

@@ -9,6 +9,8 @@
 
 namespace tandem {
 
+/// Number of cores that this process may run on.
+int available_cores();
 /// Sets the number of threads that all CPU devices share; each of k devices gets max(1, count / k).
 /// The default is OMP_NUM_THREADS, else the number of cores this process may run on.
 void set_num_threads(int count);

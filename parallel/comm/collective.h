@@ -1,12 +1,16 @@
 // What a collective is: the request that ProcessGroup hands to a backend, and the fingerprint by which ranks find out,
 // before data moves, that they do not mean the same.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include <tandem/tensor/tensor.h>
 
 namespace tandem::parallel {
+
+/// Of the message of fail; longer ones are cut.
+inline constexpr std::size_t kMaxMessageBytes = 1023;
 
 /// How the values of the ranks are combined.
 enum class ReduceOp : std::int32_t { sum, product, min, max, avg };

@@ -23,9 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kPieceBytes = 8 << 20;    // of a tensor that are combined at a time
-constexpr std::size_t kDirectBytes = 8 << 10;   // up to this size every rank combines everything: one exchange less
-constexpr std::size_t kMaxMessageBytes = 1023;  // of fail, as on every backend
+constexpr std::size_t kPieceBytes = 8 << 20;   // of a tensor that are combined at a time
+constexpr std::size_t kDirectBytes = 8 << 10;  // up to this size every rank combines everything: one exchange less
 // How long to look for the reason of a broken connection: a launcher needs a moment to see how a process ended.
 constexpr auto kReasonTime = std::chrono::milliseconds(1200);
 // How long ranks that waited in vain have to say so, and thus that they are not the one that is missing.

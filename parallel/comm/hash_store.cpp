@@ -10,12 +10,6 @@
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
-namespace {
-
-constexpr std::string_view kEnded = "ended/";
-
-}  // namespace
-
 struct HashStore::State {
   double timeout_seconds;
   std::mutex mutex;
@@ -41,8 +35,8 @@ std::string HashStore::get(std::string_view key) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(state_->timeout_seconds);
   auto ended = state_->values.end();
   const auto decided = [&] {
-    ended = state_->values.lower_bound(kEnded);
-    if (ended != state_->values.end() && !ended->first.starts_with(kEnded)) ended = state_->values.end();
+    ended = state_->values.lower_bound(kEndedPrefix);
+    if (ended != state_->values.end() && !ended->first.starts_with(kEndedPrefix)) ended = state_->values.end();
     return state_->values.find(key) != state_->values.end() || ended != state_->values.end();
   };
   const bool in_time = state_->changed.wait_until(
@@ -51,7 +45,7 @@ std::string HashStore::get(std::string_view key) {
   if (!in_time)
     throw CommError(-1, fmt::format("waited {} s for the key '{}' in the store; no rank has set it",
                                     state_->timeout_seconds, printable(key)));
-  const std::string who = ended->first.substr(kEnded.size());
+  const std::string who = ended->first.substr(kEndedPrefix.size());
   throw CommError(std::atoi(who.c_str()), fmt::format("rank {} {} while this rank waited for the key '{}' in the store",
                                                       who, ended->second, printable(key)));
 }

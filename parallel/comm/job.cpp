@@ -68,7 +68,7 @@ void compare_lists(const Job& j, const std::string& name, const std::vector<int>
   const auto limit = Clock::now() + std::chrono::duration<double>(j.timeout_seconds);
   for (int r = 0; r < j.place.world_size; ++r) {
     // Ranks may wait for a work of an older group before they come.
-    const auto known = [&] { return j.place.store->check(key(r)) || j.place.store->check(fmt::format("ended/{}", r)); };
+    const auto known = [&] { return j.place.store->check(key(r)) || j.place.store->check(ended_key(r)); };
     for (auto pause = std::chrono::microseconds(50); !known(); pause = std::min(2 * pause, kLongestPause)) {
       if (Clock::now() > limit)
         throw CommError(r, fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, "

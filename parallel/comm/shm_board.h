@@ -8,7 +8,6 @@
 
 namespace tandem::parallel {
 
-inline constexpr std::size_t kMessageBytes = 1024;   // of fail; longer ones are cut
 inline constexpr std::size_t kSmallBytes = 8 << 10;  // inputs up to this size are copied with the post
 
 /// Where the others find the data of a call. `area` is one of these, or the number of an allocation.
@@ -34,7 +33,7 @@ struct alignas(64) Member {
   // data of one that has given up, which may free them.
   alignas(64) std::atomic<bool> inside{false};
   Post posts[2];  // call i is in posts[i % 2]; the one before stays, for errors that tell where a rank was last seen
-  char message[kMessageBytes] = {};  // of fail
+  char message[kMaxMessageBytes + 1] = {};  // of fail
 };
 
 /// Wakes ranks that sleep. Whoever changes a Member rings it.

@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/peer_errors.h>
+#include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/threads.h>
 
 namespace tandem::parallel {
 namespace {
@@ -28,12 +30,6 @@ inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
 struct Inside {
@@ -117,7 +113,7 @@ void Engine::post(Task& task) {
   }
   if (static_cast<Operation>(task.call_.operation) == Operation::fail) {
     const std::string& message = task.collective_.message;
-    me.message[message.copy(me.message, kMessageBytes - 1)] = 0;
+    me.message[message.copy(me.message, kMaxMessageBytes)] = 0;
   }
   me.posted.store(task.call_.sequence + 1);
   memory_->bell().ring();
@@ -187,9 +183,7 @@ std::exception_ptr Engine::disagreement(const Task& task, const std::vector<cons
   if (task.call_.operation == kFail) return nullptr;
   for (int i = 0; i < size(); ++i)
     if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
-      return std::make_exception_ptr(
-          CommError(i, fmt::format("{}rank {} cannot take part in {}: {}", who(), i, describe(task.call_),
-                                   static_cast<const char*>(memory_->member(i).message))));
+      return std::make_exception_ptr(cannot_take_part({rank_, size(), task.call_}, i, memory_->member(i).message));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
     if (other != task.call_) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call_}, i, other));
@@ -237,8 +231,6 @@ bool Engine::others_pending() const {
                      [this](const Engine* e) { return e != this && !e->tasks_.empty(); });
 }
 
-std::string Engine::who() const { return fmt::format("rank {} of {}: ", rank_, size()); }
-
 // Gives up when a rank that the first task waits for has ended, has left, has given up, or is silent for too long.
 void Engine::check_peers() {
   checked_ = now();
@@ -278,7 +270,7 @@ void Engine::check_peers() {
 }
 
 std::string Engine::how_ended(int member, bool process_ended) const {
-  const std::string key = fmt::format("ended/{}", setup_.ranks[static_cast<std::size_t>(member)]);
+  const std::string key = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
   const double start = now();
   try {
     do {
@@ -294,7 +286,7 @@ std::string Engine::how_ended(int member, bool process_ended) const {
 void Engine::lose(int member, const std::string& what) { stop(member, what, Member::kGaveUp + member); }
 
 void Engine::stop(int member, const std::string& what, std::int32_t state) {
-  lost_ = std::make_exception_ptr(CommError(member, who() + what));
+  lost_ = std::make_exception_ptr(CommError(member, who(rank_, size()) + what));
   memory_->member(rank_).state.store(state);
   memory_->bell().ring();
   for (int i = 0; i < size(); ++i)

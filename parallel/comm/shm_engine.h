@@ -85,7 +85,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void wait(Task& task);
   bool others_pending() const;
   std::string how_ended(int member, bool process_ended) const;
-  std::string who() const;
 
   GroupSetup setup_;
   std::shared_ptr<SharedMemory> memory_;

@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
 namespace {
@@ -33,19 +34,19 @@ std::size_t own_index(const GroupSetup& setup) {
 // The value of a key that `member` sets, unless that rank ends before.
 std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member,
                      FunctionRef<void()> meanwhile) {
-  const std::string ended = fmt::format("ended/{}", setup.ranks[member]);
+  const std::string ended = ended_key(setup.ranks[member]);
   const auto start = Clock::now();
-  const std::string who = fmt::format("rank {} of {}: ", own_index(setup), setup.ranks.size());
+  const std::string me = who(static_cast<int>(own_index(setup)), static_cast<int>(setup.ranks.size()));
   for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
     if (setup.store->check(key)) return setup.store->get(key);
     if (setup.store->check(ended))
       throw CommError(static_cast<int>(member),
-                      fmt::format("{}rank {} {} before it made the group", who, member, setup.store->get(ended)));
+                      fmt::format("{}rank {} {} before it made the group", me, member, setup.store->get(ended)));
     if (Clock::now() - start > std::chrono::duration<double>(setup.timeout_seconds))
       throw CommError(static_cast<int>(member),
                       fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, in the "
                                   "same order",
-                                  who, setup.timeout_seconds, member));
+                                  me, setup.timeout_seconds, member));
     meanwhile();
     std::this_thread::sleep_for(pause);
   }
@@ -57,7 +58,7 @@ SharedMemory::SharedMemory(const GroupSetup& setup) : setup_(setup), rank_(own_i
 
 bool SharedMemory::said_to_have_ended(int member) const {
   try {
-    return setup_.store->check(fmt::format("ended/{}", setup_.ranks[static_cast<std::size_t>(member)]));
+    return setup_.store->check(ended_key(setup_.ranks[static_cast<std::size_t>(member)]));
   } catch (const Error&) {  // the store has gone
     return false;
   }

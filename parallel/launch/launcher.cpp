@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -18,6 +17,7 @@
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/tensor/error.h>
+#include <tandem/tensor/threads.h>
 
 extern char** environ;
 
@@ -32,12 +32,6 @@ struct Child {
   int output = -1;
   std::string line;  // output that is not yet a whole line
 };
-
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
 
 // `job` is what all ranks get.
 std::vector<std::string> environment_of(int rank, const LaunchOptions& options, const Variables& job) {

@@ -11,6 +11,7 @@
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/parallel/comm/shm_engine.h>
+#include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
 
@@ -27,7 +28,7 @@ bool run_rank(FunctionRef<void(int, int)> function, const ThreadRank& place,
               FunctionRef<void(std::exception_ptr)> failed) {
   auto end = [&](std::exception_ptr error, std::string_view text) {
     failed(std::move(error));
-    place.store->set(fmt::format("ended/{}", place.rank), fmt::format("has failed ({})", text));
+    place.store->set(ended_key(place.rank), fmt::format("has failed ({})", text));
     return false;
   };
   try {
@@ -69,7 +70,7 @@ void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions opt
     for (int r = 0; r < options.nthreads; ++r) threads.emplace_back(run, r);
   } catch (const std::system_error& e) {
     for (int r = static_cast<int>(threads.size()); r < options.nthreads; ++r)
-      store->set(fmt::format("ended/{}", r), "could not be started");
+      store->set(ended_key(r), "could not be started");
     const std::lock_guard lock(mutex);
     first = std::make_exception_ptr(
         Error(fmt::format("[spawn_threads] thread {} cannot be started: {}", threads.size(), e.what())));
