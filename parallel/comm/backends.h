@@ -14,6 +14,7 @@ struct GroupSetup {
   std::shared_ptr<Store> store = {};  // of the job; a launcher writes how rank r ended to the key "ended/r"
   std::string name = {};              // of the group, the same on all ranks and unique in the job: prefix of its keys
   std::vector<int> ranks = {};        // of the members in the job, increasing
+  std::vector<int> hosts = {};        // of each member, the lowest rank of the job that shares its host
   int world_rank = 0;                 // of this process in the job
   std::string store_host = {};        // where the store is; empty where it has no host
   double timeout_seconds = 30;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -10,8 +11,8 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr std::array kOperations = {"all_reduce", "broadcast",      "reduce",  "all_gather", "gather",
-                                    "scatter",    "reduce_scatter", "barrier", "fail"};
+constexpr std::array kOperations = {"all_reduce",     "broadcast",  "reduce", "all_gather", "gather",  "scatter",
+                                    "reduce_scatter", "all_to_all", "send",   "recv",       "barrier", "fail"};
 constexpr std::array kOps = {"sum", "product", "min", "max", "avg"};
 
 template <class Names>
@@ -38,7 +39,11 @@ Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
   f.dtype = static_cast<std::int32_t>(any.dtype());
   f.root = c.root;
   f.op = static_cast<std::int32_t>(c.op);
-  f.count = c.input.defined() && c.output.defined() ? std::min(c.input.numel(), c.output.numel()) : any.numel();
+  const bool of_output = c.operation == Operation::scatter || c.operation == Operation::reduce_scatter;
+  const Tensor& share = of_output ? c.output : any;
+  f.count = share.numel();
+  f.dims = static_cast<std::int32_t>(share.dim());
+  if (f.dims <= Fingerprint::kMaxDims) std::copy(share.shape().begin(), share.shape().end(), f.shape.begin());
   return f;
 }
 
@@ -67,7 +72,12 @@ std::string describe(const Fingerprint& f) {
   std::string how;
   if (combines(operation)) how += fmt::format("{}, ", pick(kOps, f.op));
   if (has_root(operation)) how += fmt::format("root {}, ", f.root);
-  return fmt::format("{} ({}call {}) of {} {} elements", what, how, f.sequence, f.count,
+  if (operation == Operation::send) how += fmt::format("to {}, ", f.root);
+  if (operation == Operation::recv) how += fmt::format("from {}, ", f.root);
+  const bool known = f.dims >= 0 && f.dims <= Fingerprint::kMaxDims;
+  const auto shape = std::span(f.shape).first(static_cast<std::size_t>(known ? f.dims : 0));
+  return fmt::format("{} ({}call {}) of {} {}", what, how, f.sequence,
+                     known ? fmt::format("{{{}}}", fmt::join(shape, ", ")) : fmt::format("{} elements", f.count),
                      tandem::name(static_cast<DType>(f.dtype)));
 }
 

@@ -1,6 +1,7 @@
 // What a collective is: the request that ProcessGroup hands to a backend, and the fingerprint by which ranks find out,
 // before data moves, that they do not mean the same.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,6 +24,9 @@ enum class Operation : std::int32_t {
   gather,
   scatter,
   reduce_scatter,
+  all_to_all,
+  send,
+  recv,
   barrier,
   fail,  // this rank cannot take part in whatever the others call, and says why
 };
@@ -36,6 +40,8 @@ enum class Operation : std::int32_t {
 ///   gather          the same, output on the root alone
 ///   scatter         input on the root has size() times the elements of output
 ///   reduce_scatter  input has size() times the elements of output
+///   all_to_all      input and output have size() parts, part r for and from rank r
+///   send, recv      input, and output; `root` is the other rank
 struct Collective {
   Operation operation = Operation::barrier;
   ReduceOp op = ReduceOp::sum;
@@ -55,13 +61,17 @@ struct Collective {
 
 /// What one rank says about a collective.
 struct Fingerprint {
-  std::uint64_t sequence = 0;  // counts the group's collectives
+  static constexpr int kMaxDims = 8;
+  std::uint64_t sequence =
+      0;  // counts the group's collectives; for send and recv, the messages from the one to the other
   std::int32_t operation = 0, dtype = 0, root = 0, op = 0;
-  std::int64_t count = 0;  // elements of each rank's share: the smaller of input and output
+  std::int64_t count = 0;  // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
+  std::int32_t dims = 0;   // and the shape of it, where it has at most kMaxDims dimensions
+  std::array<std::int64_t, kMaxDims> shape = {};
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 Fingerprint fingerprint(const Collective& collective, std::uint64_t sequence);
-/// "all_reduce (sum, call 7) of 100 float32 elements"
+/// "all_reduce (sum, call 7) of {10, 10} float32"
 std::string describe(const Fingerprint& f);
 /// The name of an operation, as in the public functions.
 const char* name(Operation operation);

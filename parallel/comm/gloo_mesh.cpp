@@ -1,4 +1,4 @@
-#include <tandem/parallel/comm/gloo_mesh.h>
+// Gloo as a Mesh: its TCP transport, and its rendezvous over our store.
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -18,6 +18,7 @@
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 
+#include <tandem/parallel/comm/mesh.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -138,7 +139,21 @@ struct Pending {
   bool wait(Milliseconds time) const { return sends ? buffer->waitSend(time) : buffer->waitRecv(time); }
 };
 
-}  // namespace
+class GlooMesh final : public Mesh {
+ public:
+  GlooMesh(const GroupSetup& setup, int rank);
+  ~GlooMesh() override;
+  GlooMesh(const GlooMesh&) = delete;
+  GlooMesh& operator=(const GlooMesh&) = delete;
+  void exchange(int lane, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
+                double seconds) override;
+  void abandon() override;
+  void close() override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 struct GlooMesh::State {
   std::shared_ptr<Store> store;
@@ -193,23 +208,6 @@ struct GlooMesh::State {
   }
 };
 
-NoBrokenPipeSignal::NoBrokenPipeSignal() {
-  sigset_t pipe;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  pthread_sigmask(SIG_BLOCK, &pipe, &before_);
-}
-
-NoBrokenPipeSignal::~NoBrokenPipeSignal() {
-  if (sigismember(&before_, SIGPIPE) == 1) return;
-  sigset_t pipe;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  const timespec now{};
-  sigtimedwait(&pipe, nullptr, &now);  // takes one that waits
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
 GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<State>()) {
   const int size = static_cast<int>(setup.ranks.size());
   const NoBrokenPipeSignal no_signal;
@@ -261,7 +259,8 @@ void GlooMesh::close() {
   }
 }
 
-void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives, double seconds) {
+void GlooMesh::exchange(int /*lane*/, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
+                        double seconds) {
   const std::uint64_t slot = state_->slot++;
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -311,6 +310,14 @@ void GlooMesh::exchange(const std::vector<Transfer>& sends, const std::vector<Tr
   for (Pending& p : all)
     if (!p.done) attempt(p.peer, [&] { p.done = p.wait(Milliseconds(1)); });
   throw error;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup) {
+  return make_mesh_group(setup, "gloo", [](const GroupSetup& s, int rank) -> std::unique_ptr<Mesh> {
+    return std::make_unique<GlooMesh>(s, rank);
+  });
 }
 
 }  // namespace tandem::parallel

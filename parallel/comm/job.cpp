@@ -57,7 +57,7 @@ auto maker_of(const std::string& backend) {
 
 std::string best_backend(const Agreement& agreement) {
   if (t_thread_rank != nullptr) return "thread";
-  return agreement.one_host ? "shm" : "gloo";
+  return agreement.one_host() ? "shm" : "gloo";
 }
 
 // Ranks that want different groups would take each other's keys for their own.
@@ -85,11 +85,14 @@ void compare_lists(const Job& j, const std::string& name, const std::vector<int>
 }
 
 std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) {
+  std::vector<int> hosts;
+  for (const int r : ranks) hosts.push_back(j.agreement.hosts[static_cast<std::size_t>(r)]);
   const std::string name = fmt::format("{}group/{}", j.agreement.prefix, j.groups++);
   if (static_cast<int>(ranks.size()) < j.place.world_size || j.groups > 1) compare_lists(j, name, ranks);
   return maker_of(j.backend)({.store = j.place.store,
                               .name = name,
                               .ranks = ranks,
+                              .hosts = hosts,
                               .world_rank = j.place.rank,
                               .store_host = j.place.store_host,
                               .timeout_seconds = j.timeout_seconds});
@@ -158,6 +161,11 @@ Work scatter(Tensor& output, const Tensor& input, int root, const CollectiveOpti
 Work reduce_scatter(Tensor& output, const Tensor& input, const CollectiveOptions& o) {
   return finish(group_of(o).reduce_scatter(output, input, o.op), o);
 }
+Work all_to_all(Tensor& output, const Tensor& input, const CollectiveOptions& o) {
+  return finish(group_of(o).all_to_all(output, input), o);
+}
+Work send(const Tensor& t, int to, const CollectiveOptions& o) { return finish(group_of(o).send(t, to), o); }
+Work recv(Tensor& t, int from, const CollectiveOptions& o) { return finish(group_of(o).recv(t, from), o); }
 Work barrier(const CollectiveOptions& o) { return finish(group_of(o).barrier(), o); }
 
 int rank() {

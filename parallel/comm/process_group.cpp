@@ -15,6 +15,11 @@ void check_defined(const char* op, const char* which, const Tensor& t) {
 }
 
 // `whole` holds a part of `part`'s size for each rank.
+void check_peer(const char* op, int peer, int rank, int size) {
+  check(peer >= 0 && peer < size, op, "rank {} is out of range: the group has ranks 0 to {}", peer, size - 1);
+  check(peer != rank, op, "rank {} is this rank; name another", peer);
+}
+
 void check_parts(const char* op, const char* whole_name, const Tensor& whole, const char* part_name, const Tensor& part,
                  int size) {
   check(whole.dtype() == part.dtype(), op, "the {} is {}, but the {} is {}; convert one with .to(...)", whole_name,
@@ -108,6 +113,30 @@ Work ProcessGroup::reduce_scatter(Tensor& output, const Tensor& input, ReduceOp 
   check_op("reduce_scatter", op, input.dtype());
   check_parts("reduce_scatter", "input", input, "output", output, size());
   return run({.operation = Operation::reduce_scatter, .op = op, .input = input, .output = output});
+}
+
+Work ProcessGroup::all_to_all(Tensor& output, const Tensor& input) {
+  check_defined("all_to_all", "input", input);
+  check_defined("all_to_all", "output", output);
+  check(input.dtype() == output.dtype() && input.shape() == output.shape(), "all_to_all",
+        "the input is {} {}, but the output is {} {}; they must be the same", input.shape(), input.dtype(),
+        output.shape(), output.dtype());
+  check(input.numel() % size() == 0, "all_to_all", "{} elements cannot be cut into {} equal parts, one for each rank",
+        input.numel(), size());
+  check(input.identity() != output.identity(), "all_to_all", "the output is the input; give another tensor");
+  return run({.operation = Operation::all_to_all, .input = input, .output = output});
+}
+
+Work ProcessGroup::send(const Tensor& t, int to) {
+  check_defined("send", "tensor", t);
+  check_peer("send", to, rank(), size());
+  return run({.operation = Operation::send, .root = to, .input = t});
+}
+
+Work ProcessGroup::recv(Tensor& t, int from) {
+  check_defined("recv", "tensor", t);
+  check_peer("recv", from, rank(), size());
+  return run({.operation = Operation::recv, .root = from, .output = t});
 }
 
 Work ProcessGroup::barrier() { return run({}); }

@@ -52,6 +52,16 @@ class ProcessGroup {
   Work scatter(Tensor& output, const Tensor& input, int root);
   /// `output` gets this rank's part of the combination of all ranks' `input`, which has size() times as many elements.
   Work reduce_scatter(Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum);
+  /// Part r of `input` goes to rank r, whose `output` has this rank's part at the place of this rank: both have size()
+  /// parts of equal size, and one shape.
+  Work all_to_all(Tensor& output, const Tensor& input);
+  /// Sends `t` to rank `to`, which calls recv. Messages from one rank to another arrive in the order of their sends,
+  /// and are independent of collectives and of other messages. Waiting for the send may last until the other has
+  /// received it; of two ranks that send to each other first, one must not wait before it receives.
+  Work send(const Tensor& t, int to);
+  /// Replaces `t` by what rank `from` sends, which has its shape and dtype; else a CommError on both, and the message
+  /// is lost.
+  Work recv(Tensor& t, int from);
   /// Done when every rank has called it.
   Work barrier();
   /// Takes this rank's place in the next collective, which ends on every other rank with a CommError that carries
@@ -74,11 +84,11 @@ class ProcessGroup {
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
 struct InitOptions {
-  std::string backend = {};                // "shm", "gloo", "thread"; empty: shm where all share a host, else gloo
-  std::string init_method = "env://";      // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
-                                           // "tcp://host:port", which rank 0 holds, or "file:///path"
-  int rank = -1;                           // from RANK when left out
-  int world_size = -1;                     // from WORLD_SIZE when left out
+  std::string backend = {};            // "shm", "gloo", "mpi", "thread"; empty: shm where all share a host, else gloo
+  std::string init_method = "env://";  // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
+                                       // "tcp://host:port", which rank 0 holds, or "file:///path"
+  int rank = -1;                       // from RANK when left out
+  int world_size = -1;                 // from WORLD_SIZE when left out
   std::shared_ptr<Store> store = nullptr;  // instead of init_method
   double timeout_seconds = 30;             // how long a collective, or joining, waits for a rank that does not come; on
                                            // shm and thread, also for one that has started it and then computes
@@ -111,6 +121,9 @@ Work all_gather(Tensor& output, const Tensor& input, const CollectiveOptions& op
 Work gather(Tensor& output, const Tensor& input, int root, const CollectiveOptions& options = {});
 Work scatter(Tensor& output, const Tensor& input, int root, const CollectiveOptions& options = {});
 Work reduce_scatter(Tensor& output, const Tensor& input, const CollectiveOptions& options = {});
+Work all_to_all(Tensor& output, const Tensor& input, const CollectiveOptions& options = {});
+Work send(const Tensor& t, int to, const CollectiveOptions& options = {});
+Work recv(Tensor& t, int from, const CollectiveOptions& options = {});
 Work barrier(const CollectiveOptions& options = {});
 
 /// This process's rank and the number of ranks in the default group; 0 and 1 in a program that is no rank of a job.

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -118,10 +119,13 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
 }  // namespace
 
 std::string host_id() {
-  char space[64] = {};
-  const ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
-  return first_line("/proc/sys/kernel/random/boot_id") + " " +
-         std::string(space, n > 0 ? static_cast<std::size_t>(n) : 0);
+  std::string id = first_line("/proc/sys/kernel/random/boot_id");
+  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    char text[64] = {};
+    const ssize_t n = readlink(space, text, sizeof text - 1);
+    id += " " + std::string(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+  }
+  return id;
 }
 
 std::optional<int> number_from_environment(const char* variable) {
@@ -184,11 +188,13 @@ Place find_place(const InitOptions& options) {
 Agreement agree(const Place& place, const InitOptions& options) {
   Store& store = *place.store;
   const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
-  Agreement result{.prefix = fmt::format("{}/", time), .one_host = true};
+  Agreement result{.prefix = fmt::format("{}/", time),
+                   .hosts = std::vector<int>(static_cast<std::size_t>(place.world_size))};
   if (t_thread_rank != nullptr) return result;  // spawn_threads has started all; there is nothing to compare
   const std::string host = host_id();
   const std::string terms = fmt::format("{} ranks and backend '{}'", place.world_size, options.backend);
   store.set(fmt::format("{}rank/{}", result.prefix, place.rank), terms + "\n" + host);
+  std::map<std::string, int> first_on_host;
   for (int r = 0; r < place.world_size; ++r) {
     const std::string value = value_of(place, result.prefix, r, options);
     const std::size_t line = value.find('\n');
@@ -196,7 +202,8 @@ Agreement agree(const Place& place, const InitOptions& options) {
     if (theirs != terms)
       throw CommError(r, fmt::format("{}the ranks disagree: this rank was told {}, rank {} was told {}",
                                      who(place.rank, place.world_size), terms, r, theirs));
-    result.one_host &= line != std::string::npos && value.substr(line + 1) == host;
+    const std::string_view where = std::string_view(value).substr(std::min(line, value.size()));
+    result.hosts[static_cast<std::size_t>(r)] = first_on_host.try_emplace(std::string(where), r).first->second;
   }
   return result;
 }

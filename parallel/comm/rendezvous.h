@@ -1,8 +1,10 @@
 // Rendezvous: how a process finds the others of its job, and what they agree on before the first group is made.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/store.h>
@@ -27,13 +29,16 @@ Place find_place(const InitOptions& options);
 
 /// What the ranks have agreed on.
 struct Agreement {
-  std::string prefix;     // for the keys of this joining: a process may leave and join again
-  bool one_host = false;  // whether all ranks can share memory
+  std::string prefix;      // for the keys of this joining: a process may leave and join again
+  std::vector<int> hosts;  // of each rank, the lowest rank on its host: those with one host can share memory
+  bool one_host() const {
+    return std::all_of(hosts.begin(), hosts.end(), [](int h) { return h == 0; });
+  }
 };
 /// Waits until all ranks have come. CommError names one that does not, or whose world_size or backend differ.
 Agreement agree(const Place& place, const InitOptions& options);
 
-/// Equal in processes that can map each other's memory.
+/// Equal in processes of one host: they can map each other's memory, and reach each other by its loopback address.
 std::string host_id();
 /// A number from the environment; null when the variable is not set, Error when it is no number.
 std::optional<int> number_from_environment(const char* variable);

@@ -320,6 +320,8 @@ void StoreServer::start() {
   state_->thread = std::thread([this] { state_->io.run(); });
 }
 
+void StoreServer::begin_restart(int) {}
+
 int StoreServer::port() const { return state_->port; }
 
 void StoreServer::report_end(int rank, const std::string& text) {

@@ -8,8 +8,9 @@ namespace tandem::parallel {
 /// Where a StoreServer listens.
 struct StoreServerOptions {
   std::string host = "127.0.0.1";
-  int port = 0;           // 0: one given by the system
-  bool launched = false;  // a launcher will report how each rank ended
+  int port = 0;             // 0: one given by the system
+  bool launched = false;    // a launcher will report how each rank ended
+  std::string secret = {};  // of the job: only who proves to know it is answered; without one, loopback alone
 };
 
 /// Serves the store from one thread of its own. A rank is lost when its connection ends without a goodbye: then the key
@@ -25,6 +26,9 @@ class StoreServer {
   /// Starts the thread.
   void start();
   int port() const;
+  /// For launchers: the job starts again, for the `restart`-th time. All keys and what is known of ranks are forgotten;
+  /// connections of ranks of an earlier start end, and new ones are refused.
+  void begin_restart(int restart);
   /// For launchers: the process of a rank has ended, as `text` says, such as "ended with exit code 3".
   void report_end(int rank, const std::string& text);
 

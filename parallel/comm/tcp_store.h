@@ -14,6 +14,8 @@ struct TCPStoreOptions {
   int rank = -1;  // of this process; with -1 nobody notices when it ends
   int world_size = -1;
   double timeout_seconds = 30;  // for the server to come, and for each key; other answers get a quarter of it
+  std::string secret = {};      // of the job
+  int restart = 0;              // which start of the job this rank belongs to
   int holder = -1;              // the rank whose process holds the server; -1: a launcher, or nobody knows
 };
 

@@ -1,6 +1,25 @@
 #include <tandem/parallel/comm/work.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 namespace tandem::parallel {
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr auto kLongestPause = std::chrono::microseconds(500);
+}  // namespace
+
+bool Work::wait(double seconds) const {
+  const auto begin = Clock::now();
+  for (auto pause = std::chrono::microseconds(1); !is_completed(); pause = std::min(2 * pause, kLongestPause)) {
+    if (std::chrono::duration<double>(Clock::now() - begin).count() >= seconds) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  wait();
+  return true;
+}
+
 std::exception_ptr Work::exception() const {
   if (!is_completed()) return nullptr;
   try {

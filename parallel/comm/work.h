@@ -31,6 +31,9 @@ class Work {
   void wait() const {
     if (state_) state_->wait();
   }
+  /// The same for at most so many seconds: true when it has ended, false when the time is over. It then goes on, and
+  /// can be waited for again.
+  bool wait(double seconds) const;
   /// Whether wait would return or throw at once; helps the collective along.
   bool is_completed() const { return !state_ || state_->poll(); }
   /// What wait would throw; null while the collective is under way or when it went well.

@@ -264,8 +264,8 @@ void order_cases(parallel::ProcessGroup& group) {
   const bool odd = me == n - 1;
   Tensor four = zeros({4}), five = zeros({5}), doubles = zeros({4}, {.dtype = float64});
   require_error("ranks disagree", [&] { group.all_reduce(odd ? five : four).wait(); });
-  require_error("of 5 float32 elements", [&] { group.all_reduce(odd ? five : four).wait(); });
-  require_error("of 4 float64 elements", [&] { group.all_reduce(odd ? doubles : four).wait(); });
+  require_error("of {5} float32", [&] { group.all_reduce(odd ? five : four).wait(); });
+  require_error("of {4} float64", [&] { group.all_reduce(odd ? doubles : four).wait(); });
   require_error("all_reduce (max", [&] { group.all_reduce(four, odd ? ReduceOp::max : ReduceOp::sum).wait(); });
   require_error("broadcast (root 1", [&] { group.broadcast(four, odd ? 1 : 0).wait(); });
   require_error("barrier", [&] { (odd ? group.barrier() : group.broadcast(four, 0)).wait(); });

@@ -1,5 +1,5 @@
-// The process group over Gloo, which is used as a transport alone: values are combined here, in the tree of `combine`,
-// so that bits are those of every other backend. A thread of the group's own runs the collectives in order.
+// The process group over a mesh, a transport alone: values are combined here, in the tree of `combine`, so that bits
+// are those of every other backend. A thread of the group's own runs the collectives in order.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -13,7 +13,7 @@
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/combine.h>
-#include <tandem/parallel/comm/gloo_mesh.h>
+#include <tandem/parallel/comm/mesh.h>
 #include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tensor/threads.h>
@@ -78,16 +78,17 @@ class Task final : public Work::State {
   std::exception_ptr error_;
 };
 
-class GlooGroup final : public ProcessGroup {
+class MeshGroup final : public ProcessGroup {
  public:
-  explicit GlooGroup(const GroupSetup& setup) : setup_(setup) {
+  MeshGroup(const GroupSetup& setup, std::string backend, FunctionRef<MeshMaker> make_mesh)
+      : setup_(setup), backend_(std::move(backend)) {
     const auto found = std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank);
     if (found == setup.ranks.end()) return;
     rank_ = static_cast<int>(found - setup.ranks.begin());
-    mesh_ = std::make_unique<GlooMesh>(setup, rank_);
+    mesh_ = make_mesh(setup, rank_);
     thread_ = std::thread([this] { run_all(); });
   }
-  ~GlooGroup() override {
+  ~MeshGroup() override {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -97,7 +98,7 @@ class GlooGroup final : public ProcessGroup {
     changed_.notify_one();
     if (thread_.joinable()) thread_.join();  // what is queued is finished first, or fails after the timeout
   }
-  std::string backend() const override { return "gloo"; }
+  std::string backend() const override { return backend_; }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(setup_.ranks.size()); }
 
@@ -120,15 +121,16 @@ class GlooGroup final : public ProcessGroup {
   void combine_mine(const Task& task, const std::vector<Range>& ranges, char* result);
   // The time begins anew with each exchange: it is for ranks that are silent, not for data that move.
   void exchange(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives) {
-    mesh_->exchange(sends, receives, setup_.timeout_seconds);
+    mesh_->exchange(0, sends, receives, setup_.timeout_seconds);
   }
   void exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives);
   CommError explain(const ExchangeError& error, const Fingerprint& call);
   std::string find_reason(const ExchangeError& error);
 
   const GroupSetup setup_;
+  const std::string backend_;
   int rank_ = -1;
-  std::unique_ptr<GlooMesh> mesh_;
+  std::unique_ptr<Mesh> mesh_;
   // For the group's thread alone:
   std::uint64_t sequence_ = 0;
   std::vector<char> scratch_;
@@ -141,7 +143,7 @@ class GlooGroup final : public ProcessGroup {
   std::thread thread_;
 };
 
-Work GlooGroup::start(const Collective& c) {
+Work MeshGroup::start(const Collective& c) {
   auto task = std::make_shared<Task>(c);
   {
     const std::lock_guard lock(mutex_);
@@ -151,7 +153,7 @@ Work GlooGroup::start(const Collective& c) {
   return Work(std::move(task));
 }
 
-void GlooGroup::run_all() {
+void MeshGroup::run_all() {
   const SingleThreadScope one_thread;
   const NoBrokenPipeSignal no_signal;
   for (;;) {
@@ -184,7 +186,7 @@ void GlooGroup::run_all() {
 }
 
 // All members say what they are about to do; a difference is an error on each of them, before data moves.
-void GlooGroup::agree(const Collective& c) {
+void MeshGroup::agree(const Collective& c) {
   std::string message = c.message.substr(0, kMaxMessageBytes);
   Header mine{fingerprint(c, ++sequence_), message.size()};
   std::vector<Header> all(static_cast<std::size_t>(size()));
@@ -225,7 +227,7 @@ void GlooGroup::agree(const Collective& c) {
   }
 }
 
-void GlooGroup::run(Task& task) {
+void MeshGroup::run(Task& task) {
   const Collective& c = task.collective;
   agree(c);
   const std::int64_t count = fingerprint(c, 0).count;
@@ -285,7 +287,7 @@ void GlooGroup::run(Task& task) {
 }
 
 // Cuts the transfers, which are of one size each way, into pieces.
-void GlooGroup::exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives) {
+void MeshGroup::exchange_in_pieces(std::vector<Transfer> sends, std::vector<Transfer> receives) {
   const auto take_piece = [](std::vector<Transfer>& whole) {
     std::vector<Transfer> pieces;
     for (Transfer& t : whole) {
@@ -303,7 +305,7 @@ void GlooGroup::exchange_in_pieces(std::vector<Transfer> sends, std::vector<Tran
 }
 
 // Sends the elements ranges[r] of the input to each other rank r, and combines all ranks' elements ranges[rank()].
-void GlooGroup::combine_mine(const Task& task, const std::vector<Range>& ranges, char* result) {
+void MeshGroup::combine_mine(const Task& task, const std::vector<Range>& ranges, char* result) {
   const DType dtype = task.collective.input.dtype();
   const std::size_t width = size_of(dtype);
   const Range mine = ranges[static_cast<std::size_t>(rank_)];
@@ -329,7 +331,7 @@ void GlooGroup::combine_mine(const Task& task, const std::vector<Range>& ranges,
 }
 
 // all_reduce, and reduce, which leaves all tensors but the root's as they are.
-void GlooGroup::reduce_all(Task& task, std::int64_t count) {
+void MeshGroup::reduce_all(Task& task, std::int64_t count) {
   const Collective& c = task.collective;
   const std::size_t width = size_of(c.input.dtype());
   const auto at = [&](std::int64_t i) { return task.in + static_cast<std::size_t>(i) * width; };
@@ -365,7 +367,7 @@ void GlooGroup::reduce_all(Task& task, std::int64_t count) {
   }
 }
 
-void GlooGroup::reduce_parts(Task& task, std::int64_t count) {
+void MeshGroup::reduce_parts(Task& task, std::int64_t count) {
   const std::size_t width = size_of(task.collective.input.dtype());
   const std::int64_t piece = std::max<std::int64_t>(1, static_cast<std::int64_t>(kPieceBytes / width) / size());
   for (std::int64_t first = 0; first < count; first += piece) {
@@ -378,7 +380,7 @@ void GlooGroup::reduce_parts(Task& task, std::int64_t count) {
 
 // Finds out, and tells the other ranks, which rank is to blame: "<ranks>|<how it ended>", without the latter where it
 // is silent. The first reason that any rank has found holds for all.
-std::string GlooGroup::find_reason(const ExchangeError& error) {
+std::string MeshGroup::find_reason(const ExchangeError& error) {
   Store& store = *setup_.store;
   const std::string lost = key("lost");
   if (error.late) {
@@ -410,7 +412,7 @@ std::string without_prefix(const std::string& text) {
   return text.starts_with("rank ") && colon != std::string::npos ? text.substr(colon + 2) : text;
 }
 
-CommError GlooGroup::explain(const ExchangeError& error, const Fingerprint& call) {
+CommError MeshGroup::explain(const ExchangeError& error, const Fingerprint& call) {
   const std::string what = describe(call);
   std::string reason, note;
   try {
@@ -446,6 +448,9 @@ CommError GlooGroup::explain(const ExchangeError& error, const Fingerprint& call
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup) { return std::make_shared<GlooGroup>(setup); }
+std::shared_ptr<ProcessGroup> make_mesh_group(const GroupSetup& setup, const std::string& backend,
+                                              FunctionRef<MeshMaker> make_mesh) {
+  return std::make_shared<MeshGroup>(setup, backend, make_mesh);
+}
 
 }  // namespace tandem::parallel
