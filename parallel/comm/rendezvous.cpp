@@ -16,6 +16,7 @@
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/file_store.h>
+#include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/comm/tcp_store.h>
@@ -69,7 +70,9 @@ std::shared_ptr<StoreServer> hold_store(const Address& address) {
   const std::lock_guard lock(mutex);
   if (held && held_host == address.host && held->port() == address.port) return held;
   held.reset();
-  auto next = std::make_shared<StoreServer>(StoreServerOptions{.host = address.host, .port = address.port});
+  auto next = std::make_shared<StoreServer>(
+      StoreServerOptions{.host = address.host, .port = address.port, .secret = secret_from_environment()});
+  next->begin_restart(number_from_environment(kRestartVariable).value_or(0));
   next->start();
   held_host = address.host;
   return held = std::move(next);
@@ -176,12 +179,15 @@ Place find_place(const InitOptions& options) {
   }
   place.store_host = address.host;
   if (place.rank == 0 && !launcher_holds) place.server = hold_store(address);
-  place.store = std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
-                                                           .port = address.port,
-                                                           .rank = place.rank,
-                                                           .world_size = place.world_size,
-                                                           .timeout_seconds = options.timeout_seconds,
-                                                           .holder = launcher_holds ? -1 : 0});
+  place.store =
+      std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
+                                                 .port = address.port,
+                                                 .rank = place.rank,
+                                                 .world_size = place.world_size,
+                                                 .timeout_seconds = options.timeout_seconds,
+                                                 .secret = secret_from_environment(),
+                                                 .restart = number_from_environment(kRestartVariable).value_or(0),
+                                                 .holder = launcher_holds ? -1 : 0});
   return place;
 }
 

@@ -15,6 +15,8 @@ class StoreServer;
 
 /// Set by a launcher that holds the store at MASTER_ADDR:MASTER_PORT itself.
 inline constexpr const char* kLauncherStoreVariable = "TANDEM_LAUNCHER_STORE";
+/// How many times the launcher has started the job again, 0 when it is not set.
+inline constexpr const char* kRestartVariable = "RESTART_COUNT";
 
 /// A process's place in its job.
 struct Place {

@@ -25,6 +25,12 @@ constexpr std::size_t kMaxFileBytes = 4096;
 
 const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
 
+// OpenSSL would clean up when the process exits, while the thread of a StoreServer may still use it.
+void keep_openssl() {
+  static const int done = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  check(done == 1, kOp, "this OpenSSL cannot be used");
+}
+
 std::optional<std::string> from_hex(std::string_view digits) {
   std::string bytes;
   if (digits.size() % 2 != 0) return std::nullopt;
@@ -62,6 +68,7 @@ std::string read_file(const char* path) {
 }  // namespace
 
 std::string random_bytes() {
+  keep_openssl();
   std::array<unsigned char, kSecretBytes> bytes{};
   check(RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) == 1, kOp, "the system gives no random numbers");
   return {bytes.begin(), bytes.end()};
@@ -85,6 +92,7 @@ std::string to_hex(std::string_view bytes) {
 }
 
 std::string proof(std::string_view secret, std::string_view text) {
+  keep_openssl();
   std::array<unsigned char, EVP_MAX_MD_SIZE> result{};
   unsigned size = 0;
   const bool made = HMAC(EVP_sha256(), bytes_of(secret), static_cast<int>(secret.size()), bytes_of(text), text.size(),

@@ -11,6 +11,12 @@ inline constexpr std::size_t kMaxKeyBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = 8 << 20;
 inline constexpr std::size_t kMaxStoreBytes = 256 << 20;  // of all keys and values together
 
+inline constexpr std::size_t kMaxConnections = 4096;  // of one server, that have proved the secret
+inline constexpr std::size_t kMaxUnproved = 256;      // when one more comes, the oldest of them ends
+inline constexpr double kProofSeconds = 5;            // that a connection has to prove the secret
+
+/// Of the keys of launchers: they are kept over a restart, and waits for them do not end when a rank is lost.
+inline constexpr std::string_view kLauncherPrefix = "launcher/";
 /// Of the keys that say how a rank has ended.
 inline constexpr std::string_view kEndedPrefix = "ended/";
 std::string ended_key(int rank);

@@ -1,5 +1,6 @@
 // The messages between a TCPStore and its StoreServer. A message is a 4-byte length and so many bytes; numbers are
-// little-endian. A connection carries one request at a time, and one reply to each.
+// little-endian. After the handshake (store_handshake.h) a connection carries one request at a time, and one reply to
+// each; the first reply is to the greeting.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,7 +11,6 @@
 namespace tandem::parallel::store_protocol {
 
 enum class Command : std::uint8_t {
-  hello,    // first on each connection: key = kGreeting; value = the rank if the connection stands for its presence
   goodbye,  // the rank of this connection leaves as it should
   set,
   get,
@@ -21,10 +21,8 @@ enum class Command : std::uint8_t {
   num_keys,
   count  // number of commands
 };
-inline constexpr std::string_view kGreeting = "tandem store 1";
-
 struct Request {
-  Command command = Command::hello;
+  Command command = Command::goodbye;
   std::string key = {}, value = {}, expected = {};
 };
 
@@ -33,6 +31,7 @@ enum class Status : std::uint8_t {
   missing,  // no such key
   lost,     // value = the lost rank, a blank, and how it ended
   refused,  // value = why
+  stale,    // value = text: the client belongs to an earlier start of the job
   count
 };
 struct Reply {

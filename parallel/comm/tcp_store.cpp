@@ -14,6 +14,8 @@
 #include <asio.hpp>
 
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/comm/store_handshake.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_protocol.h>
 
@@ -27,26 +29,56 @@ using Clock = std::chrono::steady_clock;
 // For requests that need no other rank: a server that is stopped must not cost much more than the timeout.
 constexpr double kMinAnswerSeconds = 0.5, kMaxAnswerSeconds = 5;
 constexpr auto kRetryTime = std::chrono::milliseconds(50);
+constexpr int kRejections = 3;  // of this process's proof, until it is believed to be wrong
 
 struct TimedOut {};
+struct Rejected {};  // the server has not accepted the proof
+struct Impostor {};  // who answers has none
 
 // A connection for one request at a time, whose operations end at a deadline.
 class Connection {
  public:
-  Connection(const std::string& host, int port, const std::string& rank, Clock::time_point deadline) {
+  Connection(const TCPStoreOptions& options, const Identity& who, Clock::time_point deadline) {
     tcp::resolver resolver(io_);
-    const auto addresses = resolver.resolve(host, std::to_string(port));
+    const auto addresses = resolver.resolve(options.host, std::to_string(options.port));
     asio::async_connect(socket_, addresses, [this](const asio::error_code& e, const tcp::endpoint&) { error_ = e; });
     run(deadline);
     fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
     socket_.set_option(tcp::no_delay(true));
-    request({.command = Command::hello, .key = std::string(kGreeting), .value = rank}, deadline);
+    const std::string nonce = read_exactly(kNonceBytes, deadline);
+    const std::string greeting = make_greeting(who, options.secret, nonce);
+    write(greeting, deadline);
+    std::string answer;
+    try {
+      answer = read_exactly(kProofBytes, deadline);
+    } catch (const asio::system_error& e) {
+      if (e.code() == asio::error::eof) throw Rejected();
+      throw;
+    }
+    if (!equal_proofs(answer, answer_to(greeting, options.secret, nonce))) throw Impostor();
+    welcome_ = reply(deadline);
   }
 
+  /// What the server has said to the greeting.
+  const Reply& welcome() const { return welcome_; }
+
   Reply request(const Request& r, Clock::time_point deadline) {
-    const std::string out = encode(r);
-    asio::async_write(socket_, asio::buffer(out), [this](const asio::error_code& e, std::size_t) { error_ = e; });
+    write(encode(r), deadline);
+    return reply(deadline);
+  }
+
+ private:
+  void write(const std::string& bytes, Clock::time_point deadline) {
+    asio::async_write(socket_, asio::buffer(bytes), [this](const asio::error_code& e, std::size_t) { error_ = e; });
     run(deadline);
+  }
+  std::string read_exactly(std::size_t count, Clock::time_point deadline) {
+    std::string bytes(count, '\0');
+    asio::async_read(socket_, asio::buffer(bytes), [this](const asio::error_code& e, std::size_t) { error_ = e; });
+    run(deadline);
+    return bytes;
+  }
+  Reply reply(Clock::time_point deadline) {
     for (;;) {
       if (const std::optional<std::string> message = reader_.next()) return parse_reply(*message);
       std::size_t n = 0;
@@ -58,8 +90,6 @@ class Connection {
       reader_.feed({bytes_, n});
     }
   }
-
- private:
   void run(Clock::time_point deadline) {
     io_.restart();
     io_.run_until(deadline);
@@ -76,7 +106,12 @@ class Connection {
   asio::error_code error_;
   char bytes_[16384];
   MessageReader reader_;
+  Reply welcome_;
 };
+
+bool out_of_files(const asio::error_code& e) {
+  return e == asio::error::no_descriptors || e == std::errc::too_many_files_open_in_system;
+}
 
 }  // namespace
 
@@ -85,6 +120,7 @@ class Connection {
 struct TCPStore::State {
   TCPStoreOptions options;
   pid_t process = getpid();
+  std::string token = process_token();
   std::unique_ptr<Connection> presence;
   std::mutex mutex;
   std::vector<std::unique_ptr<Connection>> idle;
@@ -101,17 +137,56 @@ struct TCPStore::State {
     return std::clamp(options.timeout_seconds / 4, kMinAnswerSeconds, kMaxAnswerSeconds);
   }
 
-  std::unique_ptr<Connection> connect(const std::string& rank) {
+  // What the server refuses, to this process or to a request.
+  [[noreturn]] void refused(const Reply& reply) const {
+    if (reply.status == Status::refused) throw Error(reply.value);
+    throw CommError(-1, me() + reply.value);
+  }
+
+  [[noreturn]] void no_files(const asio::error_code& e) const {
+    throw CommError(-1, fmt::format("{}this process cannot connect to the store at {}: {}; raise `ulimit -n`", me(),
+                                    address(), e.message()));
+  }
+
+  // A server that is flooded by strangers resets connections that it has no time for; those come again.
+  std::unique_ptr<Connection> connect(int rank, Clock::time_point deadline) const {
+    const Identity who{.rank = rank, .world_size = options.world_size, .restart = options.restart, .token = token};
+    for (int rejected = 0;;) {
+      try {
+        auto connection = std::make_unique<Connection>(options, who, deadline);
+        const Reply& welcome = connection->welcome();
+        if (welcome.status == Status::ok) return connection;
+        throw CommError(-1, fmt::format("{}the store at {} refuses this process: {}", me(), address(), welcome.value));
+      } catch (const Impostor&) {
+        throw CommError(-1,
+                        fmt::format("{}what answers at {} does not know the job's secret: it is another program, or "
+                                    "the store of another job; see that MASTER_ADDR and MASTER_PORT are this job's",
+                                    me(), address()));
+      } catch (const Rejected&) {  // a server that ends does the same
+        if (++rejected == kRejections)
+          throw CommError(-1, fmt::format("{}the store at {} did not accept this process's secret; {} must name the "
+                                          "same file on all hosts, and a job that is started without it must not use "
+                                          "this MASTER_PORT",
+                                          me(), address(), kSecretFileVariable));
+      } catch (const asio::system_error& e) {
+        if (out_of_files(e.code())) no_files(e.code());
+        const bool reset = e.code() == asio::error::connection_reset || e.code() == asio::error::broken_pipe;
+        if (!reset || Clock::now() + kRetryTime >= deadline) throw;
+      }
+      std::this_thread::sleep_for(kRetryTime);
+    }
+  }
+
+  // The same, while the server may not have come yet.
+  std::unique_ptr<Connection> connect_first(int rank) const {
     const auto deadline = timeout();
     for (;;) {
       std::string why = "it does not answer";
       try {
-        return std::make_unique<Connection>(options.host, options.port, rank, deadline);
+        return connect(rank, deadline);
       } catch (const asio::system_error& e) {
         why = e.code().message();
       } catch (const TimedOut&) {
-      } catch (const Error& e) {
-        why = e.what();
       }
       if (Clock::now() + kRetryTime >= deadline)
         throw CommError(-1,
@@ -132,11 +207,12 @@ struct TCPStore::State {
       }
     }
     try {
-      if (!connection) connection = std::make_unique<Connection>(options.host, options.port, "", deadline);
+      if (!connection) connection = connect(-1, deadline);
       Reply reply = connection->request(r, deadline);
+      if (reply.status == Status::stale) refused(reply);
       const std::lock_guard lock(mutex);
       idle.push_back(std::move(connection));
-      if (reply.status == Status::refused) throw Error(reply.value);
+      if (reply.status == Status::refused) refused(reply);
       return reply;
     } catch (const asio::system_error& e) {
       throw CommError(options.holder, fmt::format("{}the store at {} is lost: {}; {}, which held it, has ended", me(),
@@ -161,10 +237,12 @@ struct TCPStore::State {
 TCPStore::TCPStore(const TCPStoreOptions& options) : state_(std::make_unique<State>()) {
   tandem::check(options.port > 0 && options.port <= 65535, "store", "port {} is out of range: give 1 to 65535",
                 options.port);
+  tandem::check(options.rank < 0 || options.rank < options.world_size, "store", "rank {} is out of range of {} ranks",
+                options.rank, options.world_size);
   state_->options = options;
   state_->options.timeout_seconds = usable_timeout("store", options.timeout_seconds);
-  state_->idle.push_back(state_->connect(""));
-  if (options.rank >= 0) state_->presence = state_->connect(std::to_string(options.rank));
+  state_->idle.push_back(state_->connect_first(-1));
+  if (options.rank >= 0) state_->presence = state_->connect_first(options.rank);
 }
 
 TCPStore::~TCPStore() {

@@ -14,8 +14,8 @@ struct TCPStoreOptions {
   int rank = -1;  // of this process; with -1 nobody notices when it ends
   int world_size = -1;
   double timeout_seconds = 30;  // for the server to come, and for each key; other answers get a quarter of it
-  std::string secret = {};      // of the job
-  int restart = 0;              // which start of the job this rank belongs to
+  std::string secret = {};      // of the job; the server must know the same
+  int restart = 0;              // which start of the job this process belongs to; -1: all (for launchers)
   int holder = -1;              // the rank whose process holds the server; -1: a launcher, or nobody knows
 };
 

@@ -89,7 +89,7 @@ if own and "gloo" in BACKENDS:
     with socket.socket() as s:
         s.bind((own, 0))
         port = s.getsockname()[1]
-    job = [start([f"tcp://{own}:{port}", "gloo", 0], RANK=r, WORLD_SIZE=2) for r in range(2)]
+    job = [start([f"tcp://{own}:{port}", "gloo", 0], RANK=r, WORLD_SIZE=2, TANDEM_SECRET="5a" * 32) for r in range(2)]
     try:
         for p in job:
             assert p.stdout.readline()
@@ -103,6 +103,10 @@ if own and "gloo" in BACKENDS:
         for p in job:
             p.kill()
             p.communicate()
+
+if own:
+    check_error([f"a store that listens on {own}, which other hosts may reach, needs the job's secret"],
+                [f"tcp://{own}:{free_port()}"], RANK=0, WORLD_SIZE=2)
 
 # Two jobs at once, each with its own address, or with launchers.
 ports = [free_port(), free_port()]

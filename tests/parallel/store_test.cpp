@@ -15,6 +15,7 @@
 
 #include <tandem/parallel/comm/file_store.h>
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store_handshake.h>
 #include <tandem/parallel/comm/store_protocol.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/comm/tcp_store.h>
@@ -123,10 +124,32 @@ int raw_connection(int port) {
   return fd;
 }
 
-// Whether the server closes a connection that sends these bytes.
-bool closed_after(int port, std::string_view bytes) {
-  const int fd = raw_connection(port);
+void send_all(int fd, std::string_view bytes) {
   CHECK(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+}
+
+std::string receive(int fd, std::size_t count) {
+  std::string bytes(count, '\0');
+  const ssize_t n = recv(fd, bytes.data(), bytes.size(), MSG_WAITALL);
+  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return bytes;
+}
+
+// A connection that has proved the secret.
+int raw_client(int port, std::string_view secret = {}) {
+  using namespace store_protocol;
+  const int fd = raw_connection(port);
+  const std::string nonce = receive(fd, kNonceBytes);
+  const std::string greeting = make_greeting({.restart = 0, .token = process_token()}, secret, nonce);
+  send_all(fd, greeting);
+  CHECK(receive(fd, kProofBytes) == answer_to(greeting, secret, nonce));
+  CHECK(receive(fd, encode(Reply{}).size()) == encode(Reply{}));
+  return fd;
+}
+
+// Whether the server closes a connection that sends these bytes.
+bool closed_after(int fd, std::string_view bytes) {
+  send_all(fd, bytes);
   char answer = 0;
   ssize_t n = 0;
   while ((n = recv(fd, &answer, 1, 0)) > 0) {
@@ -335,31 +358,96 @@ TEST_CASE("StoreServer: garbage ends its own connection only") {
   const Server server;
   const auto store = server.client(0);
   using namespace store_protocol;
-  const std::string hello = encode(Request{.command = Command::hello, .key = std::string(kGreeting)});
-  const int idle = raw_connection(server.server.port());
-  CHECK(send(idle, hello.data(), 3, MSG_NOSIGNAL) == 3);
-  const int port = server.server.port();
-  CHECK(closed_after(port, "GET / HTTP/1.1\r\n\r\n"));
-  CHECK(closed_after(port, "\xff\xff\xff\xff"s));
-  CHECK(closed_after(port, "\0\0\0\0"s));                                           // an empty message
-  CHECK(closed_after(port, "\1\0\0\0\x63"s));                                       // no such command
-  CHECK(closed_after(port, encode(Request{.command = Command::set, .key = "k"})));  // no greeting
-  CHECK(closed_after(port, encode(Request{.key = "tandem store 0"})));              // of another version
-  CHECK(closed_after(port, encode(Request{.key = std::string(kGreeting), .value = "-7"})));
-  CHECK(closed_after(port, hello + "\x0d\0\0\0\3\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"s));  // a field beyond the message
+  const int port = server.server.port(), idle = raw_connection(port);
+  send_all(idle, "tan");
+  const std::string enough(kGreetingBytes, 'x');
+  CHECK(closed_after(raw_connection(port), enough));
+  CHECK(closed_after(raw_connection(port), "GET / HTTP/1.1\r\n\r\n" + enough));
+  CHECK(closed_after(raw_connection(port), encode(Request{.command = Command::set, .key = "k"}) + enough));
+  CHECK(closed_after(raw_client(port), "\xff\xff\xff\xff"s));
+  CHECK(closed_after(raw_client(port), "\0\0\0\0"s));                                      // an empty message
+  CHECK(closed_after(raw_client(port), "\1\0\0\0\x63"s));                                  // no such command
+  CHECK(closed_after(raw_client(port), "\x0d\0\0\0\3\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"s));  // a field beyond the message
   std::string longer = encode(Request{.command = Command::check, .key = "k"});
   ++longer[0];
-  CHECK(closed_after(port, hello + longer + "x"));  // bytes after the fields
+  CHECK(closed_after(raw_client(port), longer + "x"));  // bytes after the fields
   // Messages sent without waiting for replies are answered one by one.
-  const int eager = raw_connection(port);
-  const std::string all = hello + encode(Request{.command = Command::set, .key = "k", .value = "v"}) +
-                          encode(Request{.command = Command::get, .key = "k"});
-  CHECK(send(eager, all.data(), all.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(all.size()));
-  const std::string replies = encode(Reply{}) + encode(Reply{}) + encode(Reply{Status::ok, "v"});
-  std::string got(replies.size(), '\0');
-  CHECK(recv(eager, got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
-  CHECK(got == replies);
+  const int eager = raw_client(port);
+  send_all(eager, encode(Request{.command = Command::set, .key = "k", .value = "v"}) +
+                      encode(Request{.command = Command::get, .key = "k"}));
+  const std::string replies = encode(Reply{}) + encode(Reply{Status::ok, "v"});
+  CHECK(receive(eager, replies.size()) == replies);
   close(eager);
   CHECK(store->get("k") == "v");
   close(idle);
+}
+
+TEST_CASE("the job's secret") {
+  const std::string secret(32, 's'), other(32, 'o');
+  StoreServer server({.secret = secret});
+  server.start();
+  const auto client = [&](const std::string& with) {
+    return TCPStore({.port = server.port(), .rank = 1, .world_size = 2, .timeout_seconds = 20, .secret = with});
+  };
+  for (const std::string& wrong : {other, ""s, secret + "s"})
+    CHECK_ERROR(client(wrong), "rank 1 of 2: the store at 127.0.0.1:", "did not accept this process's secret",
+                "TANDEM_SECRET_FILE must name the same file on all hosts");
+  client(secret).set("k", "v");
+  CHECK(client(secret).get("k") == "v");
+  CHECK_ERROR(StoreServer({.host = "0.0.0.0"}), "a store that listens on 0.0.0.0", "needs the job's secret",
+              "openssl rand -hex 32", "TANDEM_SECRET_FILE");
+  (void)StoreServer({.host = "0.0.0.0", .secret = secret});
+}
+
+TEST_CASE("StoreServer: the job starts again") {
+  Server server(true);
+  const auto client = [&](int rank, int restart) {
+    return std::make_unique<TCPStore>(TCPStoreOptions{
+        .port = server.server.port(), .rank = rank, .world_size = 2, .timeout_seconds = 20, .restart = restart});
+  };
+  const auto launcher = client(-1, -1), old = client(1, 0);
+  old->set("k", "v");
+  launcher->set("launcher/nodes", "2");
+  std::string text;
+  std::thread waiting([&] { text = test::error_of([&] { (void)old->get("x"); }); });
+  old->get("k");  // opens a second connection if the first one waits
+  server.server.report_end(0, "was killed by signal 9 (Killed)");
+  waiting.join();
+  CHECK(test::contains(text, "rank 0 was killed by signal 9"));
+  std::thread waiting_again([&] { text = test::error_of([&] { (void)launcher->get("launcher/late"); }); });
+  server.server.begin_restart(1);
+  const char* stale = "rank 1 of 2: this rank belongs to start 0 of the job, which is at restart 1; it must end";
+  CHECK_ERROR(old->check("k"), stale);
+  CHECK_ERROR(client(0, 0),
+              "rank 0 of 2: the store at 127.0.0.1:", "refuses this process: this rank belongs to start 0");
+  const auto fresh = client(1, 1);
+  CHECK_FALSE(fresh->check("k"));
+  CHECK_FALSE(fresh->check("ended/0"));
+  CHECK(fresh->get("launcher/nodes") == "2");
+  CHECK(launcher->num_keys() == 1);
+  fresh->set("launcher/late", "now");
+  waiting_again.join();
+  CHECK(text == "no error");
+  // A get that waits when the job starts again.
+  std::thread last([&] { text = test::error_of([&] { (void)fresh->get("never"); }); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  server.server.begin_restart(2);
+  last.join();
+  CHECK(test::contains(text, "this rank belongs to start 1 of the job, which is at restart 2"));
+}
+
+TEST_CASE("StoreServer: a rank that is there already") {
+  const Server server;
+  const auto first = server.client(1);
+  (void)server.client(1);  // the same process may join again
+  in_dying_process([&] {
+    const std::string text = test::error_of([&] { (void)server.client(1); });
+    if (test::contains(text,
+                       "refuses this process: rank 1 has joined already from another process (two jobs with one "
+                       "MASTER_PORT?)"))
+      raise(SIGKILL);
+  });
+  CHECK_FALSE(first->check("ended/1"));
+  CHECK_ERROR(TCPStore({.port = server.server.port(), .rank = 3, .world_size = 3}),
+              "rank 3 is out of range of 3 ranks");
 }
