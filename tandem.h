@@ -19,6 +19,8 @@
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
 #include <tandem/parallel/comm/file_store.h>
+#include <tandem/parallel/comm/hash_store.h>
+#include <tandem/parallel/comm/prefix_store.h>
 #include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/tcp_store.h>
 #include <tandem/parallel/consistency.h>

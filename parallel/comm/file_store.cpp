@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -17,8 +18,8 @@
 #include <thread>
 
 #include <tandem/parallel/comm/file_records.h>
-#include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -50,6 +51,7 @@ int lock_byte(int fd, off_t at, short type, bool wait) {
 
 struct FileStore::State {
   FileStoreOptions options;
+  const int process = getpid();
   std::mutex mutex;
   int fd = -1;
   std::map<std::string, std::string, std::less<>> values;
@@ -70,6 +72,7 @@ struct FileStore::State {
   // Calls body() under the file's lock, with `values` up to date.
   template <class Body>
   auto locked(const Body& body) {
+    check_process(process);
     const std::lock_guard lock(mutex);
     lock_contents();
     return while_locked(body);
@@ -184,13 +187,17 @@ struct FileStore::State {
 
   std::string who_am_i() const { return who(options.rank, options.world_size); }
 
-  // Writes down who has ended without leaving; returns the first.
+  // Writes down who has ended without leaving; returns one who has, or of whom another rank says so.
   std::optional<int> find_lost() {
     std::optional<int> lost;
     for (int r = 0; r < options.world_size; ++r) {
       if (r == options.rank || !find(joined_key(r)) || present(r)) continue;
       if (!find(ended_key(r))) append('+', ended_key(r), "has ended");
       if (!lost) lost = r;
+    }
+    for (auto said = values.lower_bound(kEndedPrefix); !lost && said != values.end(); ++said) {
+      if (!said->first.starts_with(kEndedPrefix)) break;
+      if (said->second != kHasLeft) lost = std::atoi(said->first.c_str() + kEndedPrefix.size());
     }
     return lost;
   }
@@ -241,7 +248,7 @@ struct FileStore::State {
     if (next == values.end() || !next->first.starts_with("joined/"))
       unlink(options.path.c_str());
     else
-      append('+', ended_key(options.rank), "has left the job");
+      append('+', ended_key(options.rank), kHasLeft);
   }
 };
 
@@ -258,7 +265,7 @@ FileStore::FileStore(const FileStoreOptions& options) : state_(std::make_unique<
 }
 
 FileStore::~FileStore() {
-  if (!state_->joined) return;
+  if (!state_->joined || getpid() != state_->process) return;  // a child that ends is not the rank
   try {
     state_->locked([&] { state_->leave(); });
   } catch (...) {  // the file is gone or the disk is full; the lock ends all the same
@@ -270,26 +277,22 @@ void FileStore::set(std::string_view key, std::string_view value) {
   state_->locked([&] { state_->append('+', key, value); });
 }
 
-std::string FileStore::get(std::string_view key) {
+std::string FileStore::get(std::string_view key, std::optional<double> timeout_seconds) {
   check_sizes(key, {});
-  const auto deadline = Clock::now() + std::chrono::duration<double>(state_->options.timeout_seconds);
+  const double seconds = usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds()));
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {
     std::optional<int> lost;
     std::string how;
     const auto value = state_->locked([&] {
       auto found = state_->find(key);
       if (!found) lost = state_->find_lost();
-      if (lost) how = *state_->find(ended_key(*lost));
+      if (lost) how = state_->find(ended_key(*lost)).value_or("has ended");
       return found;
     });
     if (value) return *value;
-    if (lost)
-      throw CommError(*lost, fmt::format("{}rank {} {} while this rank waited for the key '{}' in the store '{}'",
-                                         state_->who_am_i(), *lost, how, printable(key), state_->options.path));
-    if (Clock::now() >= deadline)
-      throw CommError(
-          -1, fmt::format("{}waited {} s for the key '{}' in the store '{}'; no rank has set it", state_->who_am_i(),
-                          state_->options.timeout_seconds, printable(key), state_->options.path));
+    if (lost) throw lost_while_waiting(*this, *lost, how, key);
+    if (Clock::now() >= deadline) throw keys_missing(*this, seconds, {std::string(key)});
     std::this_thread::sleep_for(kPollTime);
   }
 }
@@ -312,6 +315,7 @@ std::int64_t FileStore::add(std::string_view key, std::int64_t amount) {
 }
 
 std::string FileStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
+  check_sizes(key, expected);
   check_sizes(key, desired);
   return state_->locked([&]() -> std::string {
     const auto found = state_->find(key);
@@ -330,12 +334,18 @@ bool FileStore::remove(std::string_view key) {
   });
 }
 
-std::int64_t FileStore::num_keys() {
+std::int64_t FileStore::num_keys(std::string_view prefix) {
+  if (!prefix.empty()) check_sizes(prefix, {});
   return state_->locked([&] {
-    std::int64_t count = 0;
-    for (const auto& [key, value] : state_->values) count += key.starts_with("joined/") ? 0 : 1;
-    return count;
+    return std::count_if(state_->values.begin(), state_->values.end(), [&](const auto& entry) {
+      return entry.first.starts_with(prefix) && !entry.first.starts_with("joined/");
+    });
   });
+}
+
+double FileStore::timeout_seconds() const { return state_->options.timeout_seconds; }
+Store::Names FileStore::names() const {
+  return {state_->who_am_i(), fmt::format("the store '{}'", state_->options.path)};
 }
 
 }  // namespace tandem::parallel

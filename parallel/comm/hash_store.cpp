@@ -1,12 +1,13 @@
 #include <tandem/parallel/comm/hash_store.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 
-#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -29,10 +30,11 @@ void HashStore::set(std::string_view key, std::string_view value) {
   state_->changed.notify_all();
 }
 
-std::string HashStore::get(std::string_view key) {
+std::string HashStore::get(std::string_view key, std::optional<double> timeout_seconds) {
   check_sizes(key, {});
+  const double seconds = usable_timeout("store", timeout_seconds.value_or(state_->timeout_seconds));
   std::unique_lock lock(state_->mutex);
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(state_->timeout_seconds);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   auto ended = state_->values.end();
   const auto decided = [&] {
     ended = state_->values.lower_bound(kEndedPrefix);
@@ -42,12 +44,9 @@ std::string HashStore::get(std::string_view key) {
   const bool in_time = state_->changed.wait_until(
       lock, std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit), decided);
   if (const auto found = state_->values.find(key); found != state_->values.end()) return found->second;
-  if (!in_time)
-    throw CommError(-1, fmt::format("waited {} s for the key '{}' in the store; no rank has set it",
-                                    state_->timeout_seconds, printable(key)));
+  if (!in_time) throw keys_missing(*this, seconds, {std::string(key)});
   const std::string who = ended->first.substr(kEndedPrefix.size());
-  throw CommError(std::atoi(who.c_str()), fmt::format("rank {} {} while this rank waited for the key '{}' in the store",
-                                                      who, ended->second, printable(key)));
+  throw lost_while_waiting(*this, std::atoi(who.c_str()), ended->second, key);
 }
 
 bool HashStore::check(std::string_view key) {
@@ -88,9 +87,14 @@ bool HashStore::remove(std::string_view key) {
   return true;
 }
 
-std::int64_t HashStore::num_keys() {
+std::int64_t HashStore::num_keys(std::string_view prefix) {
+  if (!prefix.empty()) check_sizes(prefix, {});
   const std::lock_guard lock(state_->mutex);
-  return static_cast<std::int64_t>(state_->values.size());
+  return std::count_if(state_->values.begin(), state_->values.end(),
+                       [&](const auto& entry) { return entry.first.starts_with(prefix); });
 }
+
+double HashStore::timeout_seconds() const { return state_->timeout_seconds; }
+Store::Names HashStore::names() const { return {"", "the store"}; }
 
 }  // namespace tandem::parallel

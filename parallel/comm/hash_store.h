@@ -16,12 +16,14 @@ class HashStore final : public Store {
   HashStore(const HashStore&) = delete;
   HashStore& operator=(const HashStore&) = delete;
   void set(std::string_view key, std::string_view value) override;
-  std::string get(std::string_view key) override;
+  std::string get(std::string_view key, std::optional<double> timeout_seconds = {}) override;
   bool check(std::string_view key) override;
   std::int64_t add(std::string_view key, std::int64_t amount) override;
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override;
   bool remove(std::string_view key) override;
-  std::int64_t num_keys() override;
+  std::int64_t num_keys(std::string_view prefix = {}) override;
+  double timeout_seconds() const override;
+  Names names() const override;
 
  private:
   struct State;

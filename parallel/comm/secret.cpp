@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +38,8 @@ std::optional<std::string> from_hex(std::string_view digits) {
   for (std::size_t i = 0; i < digits.size(); i += 2) {
     int value = 0;
     for (const char c : digits.substr(i, 2)) {
-      const auto at = std::string_view("0123456789abcdef").find(c);
+      const auto at =
+          std::string_view("0123456789abcdef").find(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
       if (at == std::string_view::npos) return std::nullopt;
       value = 16 * value + static_cast<int>(at);
     }
@@ -61,7 +63,8 @@ std::string read_file(const char* path) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   check(text.size() >= kSecretBytes && text.size() <= kMaxFileBytes, kOp,
         "the secret in '{}' has {} bytes; it must have {} to {}; make one with: openssl rand -hex 32 > {}", path,
-        text.size(), kSecretBytes, kMaxFileBytes, path);
+        text.size() > kMaxFileBytes ? static_cast<std::size_t>(about.st_size) : text.size(), kSecretBytes,
+        kMaxFileBytes, path);
   return text;
 }
 
@@ -77,7 +80,8 @@ std::string random_bytes() {
 std::string secret_from_environment() {
   if (const char* text = std::getenv(kSecretVariable); text != nullptr && *text != '\0') {
     const std::optional<std::string> secret = from_hex(text);
-    check(secret && secret->size() == kSecretBytes, kOp, "{} must be {} hexadecimal digits", kSecretVariable,
+    check(secret && secret->size() >= kSecretBytes && secret->size() <= kMaxFileBytes, kOp,
+          "{} is no secret: it must be {} or more hexadecimal digits, two for a byte", kSecretVariable,
           2 * kSecretBytes);
     return *secret;
   }

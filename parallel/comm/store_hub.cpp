@@ -106,7 +106,9 @@ std::optional<Reply> StoreHub::reply_to(Client& client, const Request& r) {
       case Command::remove:
         return Reply{erase(r.key) ? Status::ok : Status::missing, {}};
       case Command::num_keys:
-        return Reply{Status::ok, std::to_string(values_.size())};
+        return Reply{Status::ok, std::to_string(std::count_if(values_.begin(), values_.end(), [&](const auto& entry) {
+                       return entry.first.starts_with(r.key);
+                     }))};
       default:
         return Reply{Status::refused, "[store] the command is not allowed here"};
     }
@@ -151,7 +153,7 @@ void StoreHub::leave(Client& client) {
   Rank& rank = ranks_[client.who.rank];
   if (--rank.connections > 0) return;
   rank.left = true;
-  put(ended_key(client.who.rank), "has left the job");
+  put(ended_key(client.who.rank), std::string(kHasLeft));
 }
 
 std::optional<int> StoreHub::ended(Client& client) {

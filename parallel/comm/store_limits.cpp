@@ -1,5 +1,7 @@
 #include <tandem/parallel/comm/store_limits.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -31,6 +33,11 @@ void check_sizes(std::string_view key, std::string_view value) {
         key.size(), kMaxKeyBytes);
   check(value.size() <= kMaxValueBytes, "store", "the value of '{}' has {} bytes; at most {} are allowed",
         printable(key), value.size(), kMaxValueBytes);
+}
+
+void check_process(int made_in) {
+  check(getpid() == made_in, "store", "this process was forked from process {}, which made the store; make another one",
+        made_in);
 }
 
 std::int64_t add_to(std::string_view key, std::string_view value, std::int64_t amount) {

@@ -20,6 +20,8 @@ inline constexpr std::string_view kLauncherPrefix = "launcher/";
 /// Of the keys that say how a rank has ended.
 inline constexpr std::string_view kEndedPrefix = "ended/";
 std::string ended_key(int rank);
+/// Their value for a rank that has said goodbye, and is not lost.
+inline constexpr std::string_view kHasLeft = "has left the job";
 
 /// Appends 4 bytes, little-endian.
 void put_length(std::string& out, std::size_t length);
@@ -30,6 +32,8 @@ std::size_t read_length(std::string_view bytes);
 double usable_timeout(const char* op, double seconds);
 /// Throws Error when a key is empty or too long, or a value too large.
 void check_sizes(std::string_view key, std::string_view value);
+/// Throws Error in a fork of the process that made the store: the two would take each other's answers and locks.
+void check_process(int made_in);
 /// The number that a value is, plus `amount`. Throws Error when the value is no number or the sum is out of range.
 std::int64_t add_to(std::string_view key, std::string_view value, std::int64_t amount);
 /// A key as it can be shown in a message.

@@ -191,23 +191,28 @@ struct StoreServer::State {
     });
   }
 
+  // Accepting has failed, most likely for want of file descriptors.
+  bool make_room() {
+    if (spare < 0) return false;
+    if (office.unproved.empty())
+      close(std::exchange(spare, -1));
+    else
+      end_oldest();
+    return true;
+  }
+
+  // The client that has got the spare descriptor ends soon.
   void accept_later() {
     retry.expires_after(kRetryTime);
     retry.async_wait([this](const asio::error_code& stopped) {
-      if (!stopped) accept();
+      if (stopped) return;
+      if (spare < 0) spare = open_spare();
+      if (spare < 0 && !office.unproved.empty()) end_oldest();
+      accept();
     });
   }
 
-  // Accepting has failed, most likely for want of file descriptors.
-  bool make_room() {
-    if (!office.unproved.empty()) {
-      std::shared_ptr(office.unproved.front())->give_up();
-      return true;
-    }
-    if (spare < 0) return false;
-    close(std::exchange(spare, -1));
-    return true;
-  }
+  void end_oldest() { std::shared_ptr(office.unproved.front())->give_up(); }
 
   void begin(tcp::socket socket) {
     fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
@@ -220,7 +225,7 @@ struct StoreServer::State {
       full = "the process that holds the store has as many files open as it may; raise `ulimit -n` where it starts";
     else if (office.proved.size() >= kMaxConnections)
       full = fmt::format("the store has {} connections, and takes no more", kMaxConnections);
-    if (office.unproved.size() >= kMaxUnproved) std::shared_ptr(office.unproved.front())->give_up();
+    if (office.unproved.size() >= kMaxUnproved) end_oldest();
     try {
       office.unproved.push_back(std::make_shared<Session>(std::move(socket), office, std::move(full)));
     } catch (const Error&) {  // no random numbers

@@ -13,8 +13,8 @@
 
 #include <asio.hpp>
 
-#include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_handshake.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_protocol.h>
@@ -132,7 +132,6 @@ struct TCPStore::State {
   static Clock::time_point after(double seconds) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
-  Clock::time_point timeout() const { return after(options.timeout_seconds); }
   double answer_seconds() const {
     return std::clamp(options.timeout_seconds / 4, kMinAnswerSeconds, kMaxAnswerSeconds);
   }
@@ -179,7 +178,7 @@ struct TCPStore::State {
 
   // The same, while the server may not have come yet.
   std::unique_ptr<Connection> connect_first(int rank) const {
-    const auto deadline = timeout();
+    const auto deadline = after(options.timeout_seconds);
     for (;;) {
       std::string why = "it does not answer";
       try {
@@ -198,6 +197,7 @@ struct TCPStore::State {
   }
 
   Reply request(const Request& r, Clock::time_point deadline) {
+    check_process(process);
     std::unique_ptr<Connection> connection;
     {
       const std::lock_guard lock(mutex);
@@ -259,21 +259,21 @@ void TCPStore::set(std::string_view key, std::string_view value) {
   state_->ask({.command = Command::set, .key = std::string(key), .value = std::string(value)});
 }
 
-std::string TCPStore::get(std::string_view key) {
+std::string TCPStore::get(std::string_view key, std::optional<double> timeout_seconds) {
   check_sizes(key, {});
+  const double seconds = usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds()));
   Reply reply;
   try {
-    reply = state_->request({.command = Command::get, .key = std::string(key)}, state_->timeout());
+    reply = state_->request({.command = Command::get, .key = std::string(key)}, State::after(seconds));
   } catch (const TimedOut&) {
-    throw CommError(-1, fmt::format("{}waited {} s for the key '{}' in the store at {}; no rank has set it",
-                                    state_->me(), state_->options.timeout_seconds, printable(key), state_->address()));
+    throw keys_missing(*this, seconds, {std::string(key)});
   }
   if (reply.status != Status::lost) return reply.value;
   int rank = -1;
-  const std::size_t blank = std::min(reply.value.find(' '), reply.value.size());
-  std::from_chars(reply.value.data(), reply.value.data() + blank, rank);
-  throw CommError(rank, fmt::format("{}rank {} while this rank waited for the key '{}' in the store", state_->me(),
-                                    reply.value, printable(key)));
+  const std::string_view text = reply.value;
+  const std::size_t blank = std::min(text.find(' '), text.size());
+  std::from_chars(text.data(), text.data() + blank, rank);
+  throw lost_while_waiting(*this, rank, text.substr(std::min(blank + 1, text.size())), key);
 }
 
 bool TCPStore::check(std::string_view key) {
@@ -303,8 +303,12 @@ bool TCPStore::remove(std::string_view key) {
   return state_->ask({.command = Command::remove, .key = std::string(key)}).status == Status::ok;
 }
 
-std::int64_t TCPStore::num_keys() {
-  return add_to("number of keys", state_->ask({.command = Command::num_keys}).value, 0);
+std::int64_t TCPStore::num_keys(std::string_view prefix) {
+  if (!prefix.empty()) check_sizes(prefix, {});
+  return add_to("number of keys", state_->ask({.command = Command::num_keys, .key = std::string(prefix)}).value, 0);
 }
+
+double TCPStore::timeout_seconds() const { return state_->options.timeout_seconds; }
+Store::Names TCPStore::names() const { return {state_->me(), "the store at " + state_->address()}; }
 
 }  // namespace tandem::parallel

@@ -1,40 +1,24 @@
 // The stores: what every one does, and what happens when a rank, the server or the file is not as it should be.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <thread>
 
 #include <tandem/parallel/comm/file_store.h>
+#include <tandem/parallel/comm/hash_store.h>
+#include <tandem/parallel/comm/prefix_store.h>
 #include <tandem/parallel/comm/process_group.h>
-#include <tandem/parallel/comm/store_handshake.h>
-#include <tandem/parallel/comm/store_protocol.h>
-#include <tandem/parallel/comm/store_server.h>
-#include <tandem/parallel/comm/tcp_store.h>
-#include <tandem/tests/support/test.h>
+#include <tandem/tests/parallel/store_support.h>
 
 using namespace tandem;
 using namespace tandem::parallel;
+using namespace tandem::test;
 using namespace std::string_literals;
 
 namespace {
-
-struct Server {
-  explicit Server(bool launched = false) : server({.launched = launched}) { server.start(); }
-  std::unique_ptr<TCPStore> client(int rank = -1, double timeout = 20) const {
-    return std::make_unique<TCPStore>(TCPStoreOptions{
-        .port = server.port(), .rank = rank, .world_size = rank < 0 ? -1 : 3, .timeout_seconds = timeout});
-  }
-  StoreServer server;
-};
 
 struct File {
   File() : path(std::filesystem::temp_directory_path() / fmt::format("tandem_store_{}_{}", getpid(), ++count())) {
@@ -51,6 +35,33 @@ struct File {
   }
   std::filesystem::path path;
 };
+
+// Two that see the same keys; and what must outlive them.
+struct Stores {
+  std::shared_ptr<void> keeper = nullptr;
+  std::shared_ptr<Store> a, b;
+};
+struct Kind {
+  const char* name;
+  bool ranks;  // whether a store knows its rank
+  Stores (*make)(double timeout);
+};
+std::vector<Kind> kinds() {
+  return {{"TCPStore", true,
+           [](double timeout) {
+             auto server = std::make_shared<Server>();
+             return Stores{server, server->client(0, timeout), server->client(1, timeout)};
+           }},
+          {"FileStore", true,
+           [](double timeout) {
+             auto file = std::make_shared<File>();
+             return Stores{file, file->client(0, timeout), file->client(1, timeout)};
+           }},
+          {"HashStore", false, [](double timeout) {
+             auto store = std::make_shared<HashStore>(timeout);
+             return Stores{nullptr, store, store};
+           }}};
+}
 
 void check_store(Store& a, Store& b) {
   CHECK(a.num_keys() == 0);
@@ -73,9 +84,10 @@ void check_store(Store& a, Store& b) {
   CHECK(a.add("n", 5) == 5);
   CHECK(b.add("n", -7) == -2);
   CHECK(a.get("n") == "-2");
-  CHECK_ERROR(a.add("k", 1), "the value of 'k' is not a number");
+  CHECK_ERROR(a.add("k", 1), "k' is not a number");
   a.set("n", "9223372036854775807");
   CHECK_ERROR(a.add("n", 1), "out of range");
+  CHECK(b.num_keys("e") == 1);
 
   CHECK(a.compare_set("c", "x", "y").empty());
   CHECK_FALSE(a.check("c"));
@@ -84,8 +96,18 @@ void check_store(Store& a, Store& b) {
   CHECK(b.compare_set("c", "first", "second") == "second");
 
   CHECK_ERROR(a.set("", "v"), "the key is empty");
-  CHECK_ERROR(a.set(std::string(2000, 'k'), "v"), "has 2000 bytes; at most 1024");
-  CHECK_ERROR(a.set("k", std::string((8 << 20) + 1, 'v')), "the value of 'k' has 8388609 bytes");
+  for (const std::string& bad : {""s, std::string(2000, 'k')}) {
+    CHECK_ERROR(a.set(bad, "v"), "key");
+    CHECK_ERROR(a.get(bad), "key");
+    CHECK_ERROR(a.check(bad), "key");
+    CHECK_ERROR(a.add(bad, 1), "key");
+    CHECK_ERROR(a.compare_set(bad, "", "v"), "key");
+    CHECK_ERROR(a.remove(bad), "key");
+  }
+  CHECK_ERROR(a.set(std::string(2000, 'k'), "v"), "bytes; at most 1024");
+  CHECK_ERROR(a.num_keys(std::string(2000, 'k')), "bytes; at most 1024");
+  CHECK_ERROR(a.compare_set("k", std::string((8 << 20) + 1, 'v'), "x"), "bytes; at most 8388608");
+  CHECK_ERROR(a.set("k", std::string((8 << 20) + 1, 'v')), "k' has 8388609 bytes");
   CHECK(a.get("k") == "v");
 
   // A get waits until the key comes, also while others use the same store.
@@ -97,91 +119,80 @@ void check_store(Store& a, Store& b) {
   CHECK(got == "now");
 }
 
-// Runs `body` in a child process, which kills itself in it.
-template <class Body>
-void in_dying_process(const Body& body) {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    alarm(30);
-    body();
-    _exit(0);
-  }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
-}
-
-int raw_connection(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  timeval limit{10, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  return fd;
-}
-
-void send_all(int fd, std::string_view bytes) {
-  CHECK(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
-}
-
-std::string receive(int fd, std::size_t count) {
-  std::string bytes(count, '\0');
-  const ssize_t n = recv(fd, bytes.data(), bytes.size(), MSG_WAITALL);
-  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return bytes;
-}
-
-// A connection that has proved the secret.
-int raw_client(int port, std::string_view secret = {}) {
-  using namespace store_protocol;
-  const int fd = raw_connection(port);
-  const std::string nonce = receive(fd, kNonceBytes);
-  const std::string greeting = make_greeting({.restart = 0, .token = process_token()}, secret, nonce);
-  send_all(fd, greeting);
-  CHECK(receive(fd, kProofBytes) == answer_to(greeting, secret, nonce));
-  CHECK(receive(fd, encode(Reply{}).size()) == encode(Reply{}));
-  return fd;
-}
-
-// Whether the server closes a connection that sends these bytes.
-bool closed_after(int fd, std::string_view bytes) {
-  send_all(fd, bytes);
-  char answer = 0;
-  ssize_t n = 0;
-  while ((n = recv(fd, &answer, 1, 0)) > 0) {
-  }
-  const bool closed = n == 0 || errno == ECONNRESET;
-  close(fd);
-  return closed;
-}
-
 }  // namespace
 
-TEST_CASE("TCPStore: what a store does") {
-  const Server server;
-  check_store(*server.client(0), *server.client(1));
-}
-
-TEST_CASE("FileStore: what a store does") {
-  const File file;
-  {
-    const auto a = file.client(0), b = file.client(1);
-    check_store(*a, *b);
+TEST_CASE("what a store does") {
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    {
+      Stores stores = kind.make(20);
+      check_store(*stores.a, *stores.b);
+    }
+    Stores stores = kind.make(20);
+    PrefixStore a(stores.a, "p/"), b(stores.b, "p/"), other(stores.b, "q/"), inner(stores.a, "p/p/");
+    check_store(a, b);
+    CHECK(other.num_keys() == 0);
+    other.set("k", "of another");
+    inner.set("k", "inner");
+    CHECK(a.get("k") == "v");
+    CHECK(stores.b->get("q/k") == "of another");
+    CHECK(b.get("p/k") == "inner");
+    CHECK(other.num_keys() == 1);
+    CHECK(b.num_keys("p/") == 1);
   }
-  CHECK_FALSE(std::filesystem::exists(file.path));  // the last one that leaves removes it
+  CHECK_ERROR(PrefixStore(nullptr, "p/"), "there is no store to put the prefix 'p/' before its keys");
+  CHECK_ERROR(PrefixStore(std::make_shared<HashStore>(), ""), "the key is empty");
+  CHECK_ERROR(PrefixStore(std::make_shared<HashStore>(), "p").set("", "v"), "the key is empty");
 }
 
-TEST_CASE("a key that does not come") {
-  const Server server;
-  CHECK_ERROR(server.client(1, 0.1)->get("x"),
-              "rank 1 of 3: waited 0.1 s for the key 'x' in the store at 127.0.0.1:", "no rank has set it");
-  const File file;
-  CHECK_ERROR(file.client(1, 0.1)->get("x\n"), "rank 1 of 3: waited 0.1 s for the key 'x?' in the store '",
-              file.path.c_str());
+TEST_CASE("keys that do not come") {
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const Stores stores = kind.make(0.1);
+    Store& b = *stores.b;
+    PrefixStore under(stores.b, "p/");
+    const auto check = [&](const std::string& text, const std::string& begin, const std::string& end) {
+      const std::string whole = (kind.ranks ? "rank 1 of 3: " : "") + begin + " in " + b.names().store + end;
+      CHECK(text == whole);
+    };
+    const std::string it = "; no rank has set it";
+    check(error_of([&] { b.get("x\n"); }), "waited 0.1 s for the key 'x?'", it);
+    check(error_of([&] { b.get("x", 0.05); }), "waited 0.05 s for the key 'x'", it);
+    check(error_of([&] { under.get("x", 0.05); }), "waited 0.05 s for the key 'p/x'", it);
+    CHECK_ERROR(b.get("x", -1), "timeout_seconds is -1; it must be positive");
+    b.set("here", "1");
+    b.wait({"here"});
+    b.wait({});
+    check(error_of([&] {
+            b.wait({"x", "here", "y"});
+          }),
+          "waited 0.1 s for the keys 'x' and 'y'", "; no rank has set them");
+    check(error_of([&] { b.wait({"here", "z"}, 0.05); }), "waited 0.05 s for the key 'z'", it);
+    check(error_of([&] { under.wait({"x"}, 0.05); }), "waited 0.05 s for the key 'x'", it);
+    CHECK(b.timeout_seconds() == 0.1);
+    CHECK(under.timeout_seconds() == 0.1);
+    // Longer than the store's own time, and long enough.
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      stores.a->set("p/u", "1");
+      stores.a->set("v", "2");
+    });
+    b.wait({"p/u", "v"}, 20);
+    CHECK(under.get("u", 20) == "1");
+    later.join();
+  }
+}
+
+TEST_CASE("a rank that another says has ended") {
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const Stores stores = kind.make(20);
+    stores.a->set("ended/2", "did not come");
+    const std::string text = (kind.ranks ? "rank 1 of 3: rank 2" : "rank 2") + " did not come while this rank waited"s;
+    CHECK_ERROR(stores.b->get("x"), text.c_str(), " for the key 'x' in the store");
+    CHECK_ERROR(stores.b->wait({"ended/2", "x"}), text.c_str());
+    CHECK(stores.b->get("ended/2") == "did not come");
+  }
 }
 
 TEST_CASE("TCPStore: no server") {
@@ -242,8 +253,9 @@ TEST_CASE("TCPStore: a lost rank ends every wait") {
     if (launched) server.server.report_end(2, "was killed by signal 9 (Killed)");
     waiting.join();
     CHECK(about == 2);
-    CHECK(text == fmt::format("rank 0 of 3: rank 2 {} while this rank waited for the key 'x' in the store",
-                              launched ? "was killed by signal 9 (Killed)" : "has ended"));
+    CHECK(text == fmt::format("rank 0 of 3: rank 2 {} while this rank waited for the key 'x' in the store at "
+                              "127.0.0.1:{}",
+                              launched ? "was killed by signal 9 (Killed)" : "has ended", server.server.port()));
     CHECK_ERROR(store->get("y"), "rank 2 ");  // also those that come later
     CHECK(store->get("here") == "1");
     CHECK(store->get("ended/2") == (launched ? "was killed by signal 9 (Killed)" : "has ended"));
@@ -293,6 +305,8 @@ TEST_CASE("FileStore: a file that an earlier run left") {
 
 TEST_CASE("FileStore: leaving and joining again") {
   const File file;
+  (void)file.client(0);
+  CHECK_FALSE(std::filesystem::exists(file.path));  // the last one that leaves removes it
   auto a = file.client(0), b = file.client(1);
   a->set("k", "v");
   a.reset();
@@ -342,112 +356,36 @@ TEST_CASE("FileStore: bytes that are no store") {
 
 TEST_CASE("FileStore: a full disk") {
   const File file;
-  const auto store = file.client();
-  store->set("k", "v");
+  file.client()->set("k", "v");
   in_dying_process([&] {
+    const auto store = file.client();
     signal(SIGXFSZ, SIG_IGN);
     const rlimit small{64, 64};
     setrlimit(RLIMIT_FSIZE, &small);
     const std::string text = test::error_of([&] { store->set("large", std::string(1000, 'x')); });
     if (test::contains(text, "cannot be written") && store->get("k") == "v") raise(SIGKILL);
   });
-  CHECK_FALSE(store->check("large"));
+  CHECK_FALSE(file.client()->check("large"));
 }
 
-TEST_CASE("StoreServer: garbage ends its own connection only") {
+TEST_CASE("a fork of the process that made the store") {
   const Server server;
-  const auto store = server.client(0);
-  using namespace store_protocol;
-  const int port = server.server.port(), idle = raw_connection(port);
-  send_all(idle, "tan");
-  const std::string enough(kGreetingBytes, 'x');
-  CHECK(closed_after(raw_connection(port), enough));
-  CHECK(closed_after(raw_connection(port), "GET / HTTP/1.1\r\n\r\n" + enough));
-  CHECK(closed_after(raw_connection(port), encode(Request{.command = Command::set, .key = "k"}) + enough));
-  CHECK(closed_after(raw_client(port), "\xff\xff\xff\xff"s));
-  CHECK(closed_after(raw_client(port), "\0\0\0\0"s));                                      // an empty message
-  CHECK(closed_after(raw_client(port), "\1\0\0\0\x63"s));                                  // no such command
-  CHECK(closed_after(raw_client(port), "\x0d\0\0\0\3\xff\xff\xff\x7f\0\0\0\0\0\0\0\0"s));  // a field beyond the message
-  std::string longer = encode(Request{.command = Command::check, .key = "k"});
-  ++longer[0];
-  CHECK(closed_after(raw_client(port), longer + "x"));  // bytes after the fields
-  // Messages sent without waiting for replies are answered one by one.
-  const int eager = raw_client(port);
-  send_all(eager, encode(Request{.command = Command::set, .key = "k", .value = "v"}) +
-                      encode(Request{.command = Command::get, .key = "k"}));
-  const std::string replies = encode(Reply{}) + encode(Reply{Status::ok, "v"});
-  CHECK(receive(eager, replies.size()) == replies);
-  close(eager);
-  CHECK(store->get("k") == "v");
-  close(idle);
-}
-
-TEST_CASE("the job's secret") {
-  const std::string secret(32, 's'), other(32, 'o');
-  StoreServer server({.secret = secret});
-  server.start();
-  const auto client = [&](const std::string& with) {
-    return TCPStore({.port = server.port(), .rank = 1, .world_size = 2, .timeout_seconds = 20, .secret = with});
-  };
-  for (const std::string& wrong : {other, ""s, secret + "s"})
-    CHECK_ERROR(client(wrong), "rank 1 of 2: the store at 127.0.0.1:", "did not accept this process's secret",
-                "TANDEM_SECRET_FILE must name the same file on all hosts");
-  client(secret).set("k", "v");
-  CHECK(client(secret).get("k") == "v");
-  CHECK_ERROR(StoreServer({.host = "0.0.0.0"}), "a store that listens on 0.0.0.0", "needs the job's secret",
-              "openssl rand -hex 32", "TANDEM_SECRET_FILE");
-  (void)StoreServer({.host = "0.0.0.0", .secret = secret});
-}
-
-TEST_CASE("StoreServer: the job starts again") {
-  Server server(true);
-  const auto client = [&](int rank, int restart) {
-    return std::make_unique<TCPStore>(TCPStoreOptions{
-        .port = server.server.port(), .rank = rank, .world_size = 2, .timeout_seconds = 20, .restart = restart});
-  };
-  const auto launcher = client(-1, -1), old = client(1, 0);
-  old->set("k", "v");
-  launcher->set("launcher/nodes", "2");
-  std::string text;
-  std::thread waiting([&] { text = test::error_of([&] { (void)old->get("x"); }); });
-  old->get("k");  // opens a second connection if the first one waits
-  server.server.report_end(0, "was killed by signal 9 (Killed)");
-  waiting.join();
-  CHECK(test::contains(text, "rank 0 was killed by signal 9"));
-  std::thread waiting_again([&] { text = test::error_of([&] { (void)launcher->get("launcher/late"); }); });
-  server.server.begin_restart(1);
-  const char* stale = "rank 1 of 2: this rank belongs to start 0 of the job, which is at restart 1; it must end";
-  CHECK_ERROR(old->check("k"), stale);
-  CHECK_ERROR(client(0, 0),
-              "rank 0 of 2: the store at 127.0.0.1:", "refuses this process: this rank belongs to start 0");
-  const auto fresh = client(1, 1);
-  CHECK_FALSE(fresh->check("k"));
-  CHECK_FALSE(fresh->check("ended/0"));
-  CHECK(fresh->get("launcher/nodes") == "2");
-  CHECK(launcher->num_keys() == 1);
-  fresh->set("launcher/late", "now");
-  waiting_again.join();
-  CHECK(text == "no error");
-  // A get that waits when the job starts again.
-  std::thread last([&] { text = test::error_of([&] { (void)fresh->get("never"); }); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  server.server.begin_restart(2);
-  last.join();
-  CHECK(test::contains(text, "this rank belongs to start 1 of the job, which is at restart 2"));
-}
-
-TEST_CASE("StoreServer: a rank that is there already") {
-  const Server server;
-  const auto first = server.client(1);
-  (void)server.client(1);  // the same process may join again
+  const File file;
+  auto tcp = server.client(1);
+  auto in_file = file.client(1);
   in_dying_process([&] {
-    const std::string text = test::error_of([&] { (void)server.client(1); });
-    if (test::contains(text,
-                       "refuses this process: rank 1 has joined already from another process (two jobs with one "
-                       "MASTER_PORT?)"))
-      raise(SIGKILL);
+    for (Store* store : {static_cast<Store*>(tcp.get()), static_cast<Store*>(in_file.get())})
+      if (!test::contains(test::error_of([&] { store->set("k", "v"); }), "this process was forked from process"))
+        return;
+    tcp.reset();  // neither says goodbye for its parent
+    in_file.reset();
+    raise(SIGKILL);
   });
-  CHECK_FALSE(first->check("ended/1"));
-  CHECK_ERROR(TCPStore({.port = server.server.port(), .rank = 3, .world_size = 3}),
-              "rank 3 is out of range of 3 ranks");
+  const auto other = file.client(2);
+  const auto over_tcp = server.client(2);
+  CHECK_FALSE(other->check("ended/1"));
+  CHECK_FALSE(over_tcp->check("ended/1"));
+  in_file->set("k", "v");
+  tcp->set("k", "v");
+  CHECK(other->get("k") == over_tcp->get("k"));
 }
