@@ -180,12 +180,16 @@ struct StoreServer::State {
     if (spare >= 0) close(spare);
   }
 
+  // Waits first: without file descriptors accepting fails also when nobody has come.
   void accept() {
-    acceptor.async_accept([this](const asio::error_code& e, tcp::socket socket) {
-      if (e == asio::error::operation_aborted) return;
-      if (!e)
+    acceptor.async_wait(tcp::acceptor::wait_read, [this](const asio::error_code& stopped) {
+      if (stopped) return;
+      tcp::socket socket(office.io);
+      asio::error_code failed;
+      acceptor.accept(socket, failed);
+      if (!failed)
         begin(std::move(socket));
-      else if (!make_room())
+      else if (failed != asio::error::would_block && !make_room())
         return accept_later();
       accept();
     });
@@ -256,6 +260,7 @@ StoreServer::StoreServer(const StoreServerOptions& options) : state_(std::make_u
           "with `(umask 077; openssl rand -hex 32 > FILE)`, give it to all hosts, and set {}=FILE on each",
           options.host, kSecretFileVariable);
     state_->acceptor.listen();
+    state_->acceptor.non_blocking(true);
     state_->port = state_->acceptor.local_endpoint().port();
   } catch (const asio::system_error& e) {
     fail("store", "cannot listen on {}:{}: {}{}", options.host, options.port, e.code().message(),
