@@ -3,13 +3,11 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -23,8 +21,6 @@
 
 namespace tandem::parallel {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kOp = "init_process_group";
 
@@ -85,21 +81,14 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// The value of a rank's key. Stores made here wait as long as the options say; one that was given has its own idea.
+// The value of a rank's key.
 std::string value_of(const Place& place, const std::string& prefix, int rank, const InitOptions& options) {
   Store& store = *place.store;
   const auto key = [&](int r) { return fmt::format("{}rank/{}", prefix, r); };
-  if (options.store != nullptr) {
-    const auto end = Clock::now() + std::chrono::duration<double>(options.timeout_seconds);
-    while (!store.check(key(rank)) && !store.check(ended_key(rank)) && Clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (store.check(key(rank)) || store.check(ended_key(rank))) return store.get(key(rank));
-  } else {
-    try {
-      return store.get(key(rank));
-    } catch (const CommError& e) {
-      if (e.rank() >= 0) throw;
-    }
+  try {
+    return store.get(key(rank), options.timeout_seconds);
+  } catch (const CommError& e) {
+    if (e.rank() >= 0) throw;
   }
   std::vector<int> missing;
   try {
