@@ -35,7 +35,7 @@ std::string rest_of(int fd) {
 
 // A server that answers its first connection with `nonce`, and then with what `answer` makes of the greeting.
 template <class Answer>
-std::string error_against(const std::string& nonce, const Answer& answer) {
+std::string error_against(const std::string& nonce, const Answer& answer, double timeout = 20) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -54,7 +54,8 @@ std::string error_against(const std::string& nonce, const Answer& answer) {
     close(fd);
   });
   std::string text = error_of([&] {
-    TCPStore({.port = ntohs(address.sin_port), .rank = 1, .world_size = 2, .timeout_seconds = 5, .secret = "secret"});
+    TCPStore(
+        {.port = ntohs(address.sin_port), .rank = 1, .world_size = 2, .timeout_seconds = timeout, .secret = "secret"});
   });
   server.join();
   return text;
@@ -247,7 +248,10 @@ TEST_CASE("TCPStore: what answers is no store of this job") {
                                  [](const std::string&) { return "Connection: close\r\n\r\n and more"; })),
               impostor);
   // It stops within its proof, and is gone: nobody knows what it was.
-  CHECK_ERROR(fail("", "{}", error_against(nonce, [](const std::string&) { return "x"; })), "Connection refused");
+  CHECK_ERROR(fail("", "{}",
+                   error_against(
+                       nonce, [](const std::string&) { return "x"; }, 2)),
+              "Connection refused");
 }
 
 TEST_CASE("StoreServer: strangers have 5 seconds, and are few at a time") {
