@@ -83,13 +83,10 @@ std::optional<Reply> StoreHub::reply_to(Client& client, const Request& r) {
         else
           put(r.key, r.value);
         return Reply{};
-      case Command::get: {
-        int number = -1;
+      case Command::get:
         if (there) return Reply{Status::ok, found->second};
         if (r.key.starts_with(kLauncherPrefix)) return std::nullopt;
-        const Rank* lost = first_lost(number);
-        return lost ? std::optional(Reply{Status::lost, fmt::format("{} {}", number, *lost->lost)}) : std::nullopt;
-      }
+        return lost_reply();
       case Command::check:
         return Reply{there ? Status::ok : Status::missing, {}};
       case Command::add: {
@@ -117,12 +114,10 @@ std::optional<Reply> StoreHub::reply_to(Client& client, const Request& r) {
   }
 }
 
-const StoreHub::Rank* StoreHub::first_lost(int& number) const {
-  for (const auto& [rank, state] : ranks_) {
-    number = rank;
-    if (state.lost) return &state;
-  }
-  return nullptr;
+std::optional<Reply> StoreHub::lost_reply() const {
+  for (const auto& [number, rank] : ranks_)
+    if (rank.lost) return Reply{Status::lost, fmt::format("{} {}", number, *rank.lost)};
+  return std::nullopt;
 }
 
 void StoreHub::put(const std::string& key, const std::string& value) {
@@ -203,9 +198,8 @@ void StoreHub::begin_restart(int restart) {
 }
 
 bool StoreHub::others_may_ask() const {
-  const bool lost = std::any_of(ranks_.begin(), ranks_.end(), [](const auto& r) { return r.second.lost.has_value(); });
-  return lost && std::any_of(ranks_.begin(), ranks_.end(),
-                             [](const auto& r) { return r.first != 0 && r.second.connections > 0; });
+  return lost_reply() && std::any_of(ranks_.begin(), ranks_.end(),
+                                    [](const auto& rank) { return rank.first != 0 && rank.second.connections > 0; });
 }
 
 }  // namespace tandem::parallel

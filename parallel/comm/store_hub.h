@@ -54,7 +54,7 @@ class StoreHub {
   std::optional<std::string> refusal(const Client& client) const;
   bool is_stale(const Client& client) const;
   Reply stale(const Client& client) const;
-  const Rank* first_lost(int& number) const;
+  std::optional<Reply> lost_reply() const;
   void put(const std::string& key, const std::string& value);
   bool erase(const std::string& key);
   void leave(Client& client);

@@ -246,9 +246,10 @@ struct StoreServer::State {
   std::thread thread;
 };
 
-StoreServer::StoreServer(const StoreServerOptions& options) : state_(std::make_unique<State>(options)) {
+StoreServer::StoreServer(const StoreServerOptions& options) {
   check(options.port >= 0 && options.port <= 65535, "store", "port {} is out of range: give 0 to 65535", options.port);
   try {
+    state_ = std::make_unique<State>(options);
     tcp::resolver resolver(state_->office.io);
     const tcp::endpoint address = *resolver.resolve(options.host, std::to_string(options.port)).begin();
     state_->acceptor.open(address.protocol());
@@ -263,10 +264,11 @@ StoreServer::StoreServer(const StoreServerOptions& options) : state_(std::make_u
     state_->acceptor.non_blocking(true);
     state_->port = state_->acceptor.local_endpoint().port();
   } catch (const asio::system_error& e) {
-    fail("store", "cannot listen on {}:{}: {}{}", options.host, options.port, e.code().message(),
-         e.code() == asio::error::address_in_use
-             ? "; another program uses the port, so choose another MASTER_PORT"
-             : "; MASTER_ADDR must be an address of the host of rank 0, which holds the store");
+    const char* remedy = "MASTER_ADDR must be an address of the host of rank 0, which holds the store";
+    if (e.code() == asio::error::address_in_use)
+      remedy = "another program uses the port, so choose another MASTER_PORT";
+    if (e.code() == asio::error::no_descriptors) remedy = "raise `ulimit -n`";
+    fail("store", "cannot listen on {}:{}: {}; {}", options.host, options.port, e.code().message(), remedy);
   }
 }
 
