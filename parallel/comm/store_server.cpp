@@ -29,6 +29,8 @@ using namespace store_protocol;
 
 // The end of a connection is seen before its process can be waited for; a launcher knows more a moment later.
 constexpr auto kLauncherTime = std::chrono::milliseconds(300);
+// A newcomer is not ended for another one before this has passed. It also bounds what a flood of strangers costs.
+constexpr auto kGraceTime = std::chrono::milliseconds(50);
 constexpr auto kRetryTime = std::chrono::milliseconds(50);
 constexpr auto kProofTime =
     std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(kProofSeconds));
@@ -64,6 +66,8 @@ class Session final : public StoreHub::Client, public std::enable_shared_from_th
                         return e ? self->end() : self->read_greeting();
                       });
   }
+
+  std::chrono::steady_clock::time_point since() const { return since_; }
 
   /// Ends a connection that has not failed: a client that is told so by a reset comes again.
   void give_up() {
@@ -153,6 +157,7 @@ class Session final : public StoreHub::Client, public std::enable_shared_from_th
   Office& office_;
   const std::string full_;
   asio::steady_timer limit_;  // for the proof
+  const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
   const std::string nonce_ = random_bytes();
   std::array<char, kGreetingBytes> greeting_;
   std::vector<char> bytes_;
@@ -191,7 +196,11 @@ struct StoreServer::State {
         begin(std::move(socket));
       else if (failed != asio::error::would_block && !make_room())
         return accept_later();
-      accept();
+      if (office.unproved.size() < kMaxUnproved) return accept();
+      retry.expires_at(office.unproved.front()->since() + kGraceTime);
+      retry.async_wait([this](const asio::error_code& e) {
+        if (!e) accept();
+      });
     });
   }
 
