@@ -60,6 +60,8 @@ TEST_CASE("memory that processes share, used by threads") {
       const auto group = parallel::make_shm_group(setup);
       test::collective_cases(*group, 70'001);
       test::order_cases(*group);
+      test::message_cases(*group, 70'001);
+      test::argument_cases(*group);
     };
     CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = n}));
   }
@@ -89,6 +91,19 @@ TEST_CASE("order of works, errors and disagreements") {
   for (const int n : {1, 2, 3, 4}) {
     CAPTURE(n);
     CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) { test::order_cases(g); }));
+  }
+}
+
+TEST_CASE("messages, all_to_all, and wrong arguments") {
+  for (const int n : {1, 2, 3, 4}) {
+    CAPTURE(n);
+    CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) {
+      test::message_cases(g, 70'001);
+      test::argument_cases(g);
+      std::vector<int> all;
+      for (int r = 0; r < g.size(); ++r) all.push_back(r);
+      test::messages_in_two_groups(g, *parallel::new_group(all));
+    }));
   }
 }
 

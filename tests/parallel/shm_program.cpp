@@ -42,11 +42,16 @@ int mappings() {
   return count;
 }
 
-void collectives(int, int) {
+void collectives(int, int ranks) {
   {
     const auto group = join();
     test::collective_cases(*group, 70'001);
     test::order_cases(*group);
+    test::message_cases(*group, 70'001);
+    test::argument_cases(*group);
+    std::vector<int> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(r);
+    test::messages_in_two_groups(*group, *parallel::new_group(all));
     require(shared_files() == 0 && mappings() > 0, "files are closed once they are mapped");
   }
   parallel::destroy_process_group();
