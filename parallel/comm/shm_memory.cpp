@@ -26,8 +26,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The rings of all pairs of ranks share this much, within limits for each.
-constexpr std::size_t kAllRingsBytes = 8 << 20, kMaxRingBytes = 128 << 10, kMinRingBytes = 4 << 10;
+// The rings of all pairs of ranks share this much, within limits for each. In a small ring the same lines go back and
+// forth between the cores, which is slow.
+constexpr std::size_t kAllRingsBytes = 4 << 20, kMaxRingBytes = 1 << 20, kMinRingBytes = 4 << 10;
 
 std::size_t ring_bytes_for(std::size_t members) {
   const std::size_t pairs = std::max<std::size_t>(members * (members - 1), 1), share = kAllRingsBytes / pairs;

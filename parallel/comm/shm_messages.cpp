@@ -10,6 +10,8 @@
 namespace tandem::parallel {
 namespace {
 
+constexpr std::uint64_t kPieceBytes = 32 << 10;  // copied at a time, so that both sides copy at once
+
 std::uint64_t bytes_of(const Fingerprint& call) {
   return static_cast<std::uint64_t>(call.count) * size_of(static_cast<DType>(call.dtype));
 }
@@ -100,8 +102,8 @@ bool Messages::advance(Lane& lane) {
   }
   const std::uint64_t bytes = bytes_of(task.call), capacity = memory_.ring_bytes();
   const std::uint64_t at = mine.moved.load(), in_ring = at % capacity;
-  // A quarter at a time, so that both sides copy at once.
-  const std::uint64_t count = std::min({movable(lane), bytes - lane.moved, capacity / 4, capacity - in_ring});
+  const std::uint64_t count =
+      std::min({movable(lane), bytes - lane.moved, kPieceBytes, capacity / 4, capacity - in_ring});
   if (count > 0) {
     char* const ring = memory_.ring(lane.sends ? rank_ : lane.peer, lane.sends ? lane.peer : rank_) + in_ring;
     if (lane.sends)
