@@ -30,8 +30,6 @@ inline void pause() {
 #endif
 }
 
-bool is_message(Operation o) { return o == Operation::send || o == Operation::recv; }
-
 struct Inside {
   explicit Inside(Member& m) : member(m) { member.inside.store(true); }
   ~Inside() { member.inside.store(false); }
@@ -101,7 +99,7 @@ std::shared_ptr<Task> Engine::start(const Collective& collective) {
   const std::lock_guard lock(mutex());
   if (lost_) std::rethrow_exception(lost_);
   std::shared_ptr<Task> task;
-  if (is_message(collective.operation)) {
+  if (Messages::handles(collective.operation)) {
     task = messages_.start(shared_from_this(), collective);
   } else {
     task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
@@ -214,7 +212,9 @@ std::exception_ptr Engine::disagreement(const Task& task, const std::vector<cons
 
 bool Engine::poll(Task& task) {
   siblings_->progress();
-  if (!task.done && clock_seconds() - checked_ > kCheckSeconds) siblings_->check_peers();
+  if (task.done || clock_seconds() - checked_ <= kCheckSeconds) return task.done;
+  if (const Messages::Lane* lane = messages_.lane_of(task)) check_peer_of(*lane);  // an error names this call first
+  siblings_->check_peers();
   return task.done;
 }
 
@@ -255,10 +255,13 @@ bool Engine::others_pending() const {
 void Engine::check_peers() {
   checked_ = clock_seconds();
   if (!tasks_.empty()) check_peers_of(tasks_.front()->call, stalled_since_, [this](int i) { return lacks(i); });
-  for (const Messages::Lane& lane : messages_.lanes())
-    if (!lane.tasks.empty())
-      check_peers_of(lane.tasks.front()->call, lane.stalled_since,
-                     [&](int i) { return i == lane.peer && messages_.lacks_peer(lane); });
+  for (const Messages::Lane& lane : messages_.lanes()) check_peer_of(lane);
+}
+
+void Engine::check_peer_of(const Messages::Lane& lane) {
+  if (!lane.tasks.empty())
+    check_peers_of(lane.tasks.front()->call, lane.stalled_since,
+                   [&](int i) { return i == lane.peer && messages_.lacks_peer(lane); });
 }
 
 // Gives up when a rank that a call waits for has ended, has left, has given up, or is silent for too long.
@@ -290,7 +293,7 @@ std::string Engine::last_seen(int member, const Fingerprint& call) const {
   const std::uint64_t posted = m.posted.load();
   const Fingerprint& last = m.posts[(posted + 1) % 2].call;
   std::string same;
-  if (is_message(static_cast<Operation>(call.operation)))
+  if (Messages::handles(static_cast<Operation>(call.operation)))
     same = messages_.other_end(call);
   else if (posted > call.sequence)
     same = describe(last);

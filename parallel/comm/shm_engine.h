@@ -58,6 +58,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool lacks(int member) const;
   std::exception_ptr disagreement(const Task& task, const std::vector<const Post*>& posts) const;
   void check_peers();
+  void check_peer_of(const Messages::Lane& lane);
   void check_peers_of(const Fingerprint& call, double stalled_since, FunctionRef<bool(int)> lacks_member);
   std::string last_seen(int member, const Fingerprint& call) const;
   void lose(int member, const std::string& what);

@@ -42,6 +42,11 @@ std::shared_ptr<Task> Messages::start(std::shared_ptr<Engine> engine, const Coll
   return task;
 }
 
+const Messages::Lane* Messages::lane_of(const Task& task) const {
+  const auto operation = static_cast<Operation>(task.call.operation);
+  return handles(operation) ? &lanes_[index(operation, task.call.root)] : nullptr;
+}
+
 // The lanes take turns, so that a large message does not hold up the others.
 void Messages::progress() {
   for (bool moved = pending_ > 0; moved;) {

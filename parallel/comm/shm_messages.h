@@ -27,6 +27,7 @@ class Messages {
     double stalled_since = 0;  // 0 while it goes on
   };
 
+  static bool handles(Operation o) { return o == Operation::send || o == Operation::recv; }
   Messages(const SharedMemory& memory, int rank, int size);
   std::shared_ptr<Task> start(std::shared_ptr<Engine> engine, const Collective& message);
   /// Does what can be done without waiting for another rank.
@@ -36,6 +37,8 @@ class Messages {
 
   bool pending() const { return pending_ > 0; }
   std::shared_ptr<Task> first() const;
+  /// Of a message; null for another call.
+  const Lane* lane_of(const Task& task) const;
   const std::vector<Lane>& lanes() const { return lanes_; }
   /// Whether the first message of a lane cannot go on for want of the peer.
   bool lacks_peer(const Lane& lane) const;

@@ -358,6 +358,109 @@ TEST_CASE("a rank that has started a call and does not work for it is told apart
       {.nthreads = 2});
 }
 
+TEST_CASE("a rank that leaves ends the messages with it, and all else in the group") {
+  for (const bool sends : {false, true}) {
+    CAPTURE(sends);
+    auto run = [&](int rank, int) {
+      parallel::init_process_group();
+      const auto group = parallel::default_group();
+      Tensor t = full({4}, rank + 1.0), large = ones({2'000'000}), sum = ones({2});
+      if (rank == 0) {
+        group->recv(t, 1).wait();  // rank 1 has done its share of it
+        require(same_bits(t, full({4}, 2.0)), "a message of a rank that then leaves");
+        const parallel::Work work = sends ? group->send(large, 1) : group->recv(large, 1);
+        const parallel::Work other = group->recv(t, 2), reduced = group->all_reduce(sum);
+        const auto start = std::chrono::steady_clock::now();
+        const std::string what = fmt::format(
+            "rank 0 of 3: rank 1 has left the group while this rank waited in {} 1, "
+            "call {}) of {{2000000}} float32",
+            sends ? "send (to" : "recv (from", sends ? 1 : 2);
+        require_error(what, [&] { work.wait(); });
+        require_error(what, [&] { work.wait(); });
+        require_error("rank 1 has left the group while this rank waited in", [&] { other.wait(); });
+        require_error("rank 1 has left the group while this rank waited in", [&] { reduced.wait(); });
+        require_error("rank 1 has left the group", [&] { group->send(t, 2); });  // later calls throw at once
+        require(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "in time");
+      } else if (rank == 1) {
+        group->send(t, 0).wait();
+      } else {
+        require_error("rank 2 of 3: rank", [&] { group->recv(t, 0).wait(); });
+      }
+    };
+    CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = 3}));
+  }
+}
+
+TEST_CASE("a silent peer of a message is named with what it was last seen in; nobody writes the tensor afterwards") {
+  for (const bool processes : {false, true}) {
+    CAPTURE(processes);
+    std::atomic<int> stage = 0;
+    const auto wait_for = [&](int n) {
+      for (int i = 0; stage < n && i < 4000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      require(stage >= n, "the other rank has come so far");
+    };
+    const auto on_two = [&](const auto& body) {
+      stage = 0;
+      CHECK_NOTHROW(
+          parallel::spawn_threads([&](int rank, int) { body(*impatient_group(processes), rank); }, {.nthreads = 2}));
+    };
+    on_two([&](parallel::ProcessGroup& g, int rank) {
+      Tensor t = ones({4});
+      for (int i = 0; i < 2; ++i) (rank == 0 ? g.recv(t, 1) : g.send(t, 0)).wait();
+      g.barrier().wait();
+      if (rank == 1) return wait_for(1);
+      require_error(
+          "rank 0 of 2: waited 1 s in recv (from 1, call 3) of {4} float32 for rank 1 (last seen in barrier "
+          "(call 1)), which is stopped, slow",
+          [&] { g.recv(t, 1).wait(); });
+      stage = 1;
+    });
+    on_two([&](parallel::ProcessGroup& g, int rank) {  // two ranks that wait for each other
+      Tensor t = ones({4});
+      try {
+        g.recv(t, 1 - rank).wait();
+        require(false, "an error");
+      } catch (const CommError& e) {
+        const std::string_view text = e.what();
+        const auto here = fmt::format("recv (from {}, call 1) of {{4}} float32", 1 - rank);
+        const auto there = fmt::format(
+            "for rank {} (it has started recv (from {}, call 1) of {{4}} float32, which this "
+            "rank has not)",
+            1 - rank, rank);
+        require(text.find(here) != text.npos, text);
+        require(text.find(fmt::format("given up on rank {}", rank)) != text.npos || text.find(there) != text.npos,
+                text);
+      }
+    });
+    on_two([&](parallel::ProcessGroup& g, int rank) {  // one that stops in the middle
+      Tensor t = full({3'000'000}, rank + 1.0);
+      if (rank == 0) {
+        const parallel::Work work = g.recv(t, 1);
+        stage = 1;
+        wait_for(2);
+        require_error(
+            "rank 0 of 2: waited 1 s in recv (from 1, call 1) of {3000000} float32 for rank 1 (it has "
+            "started send (to 0, call 1) of {3000000} float32, but has not waited for it or asked for it "
+            "since)",
+            [&] { work.wait(); });
+        const Tensor then = t.clone();
+        require(t[0].item<double>() == 2 && t[2'999'999].item<double>() == 1, "a part has come");
+        stage = 3;
+        wait_for(4);
+        require(same_bits(t, then), "the tensor stays");
+      } else {
+        wait_for(1);
+        const parallel::Work work = g.send(t, 0);
+        stage = 2;
+        wait_for(3);
+        require_error("given up on rank 1", [&] { work.wait(); });
+        stage = 4;
+        require(same_bits(t, full({3'000'000}, 2.0)), "what is sent stays");
+      }
+    });
+  }
+}
+
 TEST_CASE("a rank that does not make a group is named") {
   CHECK_ERROR(parallel::spawn_threads(
                   [](int rank, int) {

@@ -163,6 +163,39 @@ void lose_rank(int rank, const std::function<void()>& end, std::string_view text
   std::ofstream(proof(getppid(), rank)) << "seen";
 }
 
+// Rank 2 is killed between messages, or inside a long one, and each of the others sees it within 2 s.
+void lose_peer(int rank, bool within) {
+  const auto group = join();
+  const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+  const Tensor mine = full({5'000'000}, rank + 1.0);
+  Tensor theirs = zeros({5'000'000}), sum = ones({10}), unsent = ones({10});
+  {
+    const parallel::Work sent = group->send(mine, next);
+    group->recv(theirs, before).wait();
+    sent.wait();
+    require(test::same_bits(theirs, full({5'000'000}, before + 1.0)), "a message before the end");
+  }
+  if (rank == 2) {
+    theirs.zero_();
+    parallel::Work sent, received;
+    if (within) {
+      sent = group->send(mine, 0);
+      received = group->recv(theirs, 1);
+      while (theirs[2'000'000].item<double>() != 2) require(!received.is_completed(), "it is under way");
+    }
+    kill(getpid(), SIGKILL);
+  }
+  theirs.zero_();
+  const parallel::Work work = rank == 0 ? group->recv(theirs, 2) : group->send(mine, 2);
+  const parallel::Work reduced = group->all_reduce(sum), idle = group->recv(unsent, 1 - rank);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string what =
+      fmt::format("rank {} of 3: rank 2 was killed by signal 9 (Killed) while this rank waited in ", rank);
+  for (const parallel::Work& w : {work, reduced, idle}) require_error(what, [&] { w.wait(); });
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "in time");
+  std::ofstream(proof(getppid(), rank)) << "seen";
+}
+
 void killed(int rank, int) {
   lose_rank(
       rank,
@@ -230,6 +263,10 @@ int main() {
   const auto before = std::distance(std::filesystem::directory_iterator("/dev/shm"), {});
   const int killed_code = parallel::spawn(killed, {.nprocs = 3});
   require(!parent || (killed_code == 137 && proved(0) && proved(1)), "a killed rank is seen");
+  for (const bool within : {false, true}) {
+    const int code = parallel::spawn([&](int rank, int) { lose_peer(rank, within); }, {.nprocs = 3});
+    require(!parent || (code == 137 && proved(0) && proved(1)), "a peer that is killed is seen");
+  }
   const int left_code = parallel::spawn(left, {.nprocs = 3});
   require(!parent || (left_code == 0 && proved(0) && proved(1)), "a rank that left is seen");
   if (const int code = parallel::spawn(stopped, {.nprocs = 3}); code != 0) return code;
