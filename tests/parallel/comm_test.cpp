@@ -30,7 +30,7 @@ TEST_CASE("memory that processes share, used by threads") {
       const auto group = parallel::make_shm_group(setup);
       test::collective_cases(*group, 70'001);
       test::order_cases(*group);
-      test::message_cases(*group, 70'001);
+      test::message_cases(*group, 300'001);
       test::argument_cases(*group);
     };
     CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = n}));
@@ -65,10 +65,10 @@ TEST_CASE("order of works, errors and disagreements") {
 }
 
 TEST_CASE("messages, all_to_all, and wrong arguments") {
-  for (const int n : {1, 2, 3, 4}) {
+  for (const int n : {1, 2, 3, 8}) {
     CAPTURE(n);
-    CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) {
-      test::message_cases(g, 70'001);
+    CHECK_NOTHROW(on_ranks(n, [n](parallel::ProcessGroup& g) {
+      test::message_cases(g, n < 8 ? 300'001 : 20'001);
       test::argument_cases(g);
       std::vector<int> all;
       for (int r = 0; r < g.size(); ++r) all.push_back(r);
