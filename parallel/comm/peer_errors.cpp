@@ -10,6 +10,12 @@ CommError ranks_disagree(const Caller& c, int other, const Fingerprint& others_c
                              who(c.rank, c.size), c.rank, describe(c.call), other, describe(others_call))};
 }
 
+CommError messages_differ(const Caller& c, int other, const Fingerprint& others_call) {
+  return {other, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; what is received must have the "
+                             "shape and the type of what is sent. This message is lost",
+                             who(c.rank, c.size), c.rank, describe(c.call), other, describe(others_call))};
+}
+
 CommError cannot_take_part(const Caller& c, int other, std::string_view why) {
   return {other,
           fmt::format("{}rank {} cannot take part in {}: {}", who(c.rank, c.size), other, describe(c.call), why)};

@@ -36,7 +36,18 @@ struct alignas(64) Member {
   char message[kMaxMessageBytes + 1] = {};  // of fail
 };
 
-/// Wakes ranks that sleep. Whoever changes a Member rings it.
+/// One end of a channel. Only its rank writes it.
+struct alignas(64) ChannelEnd {
+  std::atomic<std::uint64_t> posted{0};  // messages so far
+  std::atomic<std::uint64_t> moved{0};   // bytes put in, or taken out, so far
+  Fingerprint calls[2] = {};             // of message i in calls[i % 2]; the one before stays while the other reads it
+};
+/// The way from one rank to another, for messages. A ring of bytes follows it.
+struct Channel {
+  ChannelEnd sender, receiver;
+};
+
+/// Wakes ranks that sleep. Whoever changes a Member or a Channel rings it.
 class Bell {
  public:
   void ring();
@@ -55,7 +66,7 @@ class Bell {
   std::atomic<std::uint32_t> rings_{0}, sleepers_{0};
 };
 
-/// The start of a group's memory; the members follow it.
+/// The start of a group's memory; the members and the channels follow it.
 struct alignas(64) Board {
   Bell bell;
 };

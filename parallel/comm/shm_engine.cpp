@@ -24,8 +24,6 @@ constexpr double kCheckSeconds = 50e-3;  // between looks at the peers
 constexpr double kShortSleep = 200e-6, kLongSleep = 10e-3;
 constexpr double kLauncherSeconds = 0.3;  // a launcher needs to notice how a rank ended
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -42,6 +40,10 @@ struct Inside {
 
 }  // namespace
 
+double clock_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 bool Task::poll() {
   const std::lock_guard lock(engine_->mutex());
   return engine_->poll(*this);
@@ -49,7 +51,18 @@ bool Task::poll() {
 
 void Task::wait() {
   engine_->wait(*this);
-  if (error_) std::rethrow_exception(error_);
+  if (error) std::rethrow_exception(error);
+}
+
+void Task::end(std::exception_ptr why) {
+  error = std::move(why);
+  try {
+    if (!error) collective.finish();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  collective = {};
+  done = true;
 }
 
 const std::shared_ptr<RankEngines>& RankEngines::of_this_thread() {
@@ -64,8 +77,13 @@ void RankEngines::check_peers() {
 }
 
 Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
-    : setup_(setup), memory_(std::move(memory)), siblings_(RankEngines::of_this_thread()), process_(getpid()) {
-  rank_ = static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin());
+    : setup_(setup),
+      memory_(std::move(memory)),
+      siblings_(RankEngines::of_this_thread()),
+      rank_(
+          static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin())),
+      process_(getpid()),
+      messages_(*memory_, rank_, size()) {
   own_cores_ = size() <= available_cores();
   const std::lock_guard lock(mutex());
   siblings_->engines.push_back(this);
@@ -80,75 +98,81 @@ void Engine::meet() {
 std::shared_ptr<Task> Engine::start(const Collective& collective) {
   const std::lock_guard lock(mutex());
   if (lost_) std::rethrow_exception(lost_);
-  auto task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
-  tasks_.push_back(task);
+  std::shared_ptr<Task> task;
+  if (Messages::handles(collective.operation)) {
+    task = messages_.start(shared_from_this(), collective);
+  } else {
+    task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
+    tasks_.push_back(task);
+  }
   siblings_->progress();
   return task;
 }
 
 void Engine::progress() {
+  messages_.progress();
   while (!tasks_.empty()) {
     post(*tasks_.front());
     if (!advance(*tasks_.front())) break;
     stalled_since_ = 0;
   }
-  if (!tasks_.empty() && stalled_since_ == 0) stalled_since_ = now();
+  if (!tasks_.empty() && stalled_since_ == 0) stalled_since_ = clock_seconds();
 }
 
 // Tells the others of the first call, if they do not know.
 void Engine::post(Task& task) {
   Member& me = memory_->member(rank_);
-  if (me.posted.load() > task.call_.sequence) return;
-  task.collective_.make_dense();
-  Post& mine = me.posts[task.call_.sequence % 2];
-  mine = {.call = task.call_};
-  if (gives_input(task.call_, rank_)) {
-    const void* data = task.collective_.input.raw().data;
-    const std::size_t bytes = input_bytes(task.call_, size());
+  if (me.posted.load() > task.call.sequence) return;
+  task.collective.make_dense();
+  Post& mine = me.posts[task.call.sequence % 2];
+  mine = {.call = task.call};
+  if (gives_input(task.call, rank_)) {
+    const void* data = task.collective.input.raw().data;
+    const std::size_t bytes = input_bytes(task.call, size());
     mine.input = memory_->place_of(data, bytes);
     if (mine.input.area == Location::kNowhere && bytes <= kSmallBytes && size() > 1) {
       mine.input = {.area = Location::kWithPost};
       if (bytes > 0) std::memcpy(memory_->address(rank_, mine.input), data, bytes);
     }
   }
-  if (static_cast<Operation>(task.call_.operation) == Operation::fail) {
-    const std::string& message = task.collective_.message;
+  if (static_cast<Operation>(task.call.operation) == Operation::fail) {
+    const std::string& message = task.collective.message;
     me.message[message.copy(me.message, kMaxMessageBytes)] = 0;
   }
-  me.posted.store(task.call_.sequence + 1);
+  me.posted.store(task.call.sequence + 1);
   memory_->bell().ring();
 }
 
-// Whether the task cannot go on for want of this member.
-bool Engine::lacks(int member, const Task& task) const {
+// Whether the first task cannot go on for want of this member.
+bool Engine::lacks(int member) const {
   const Member& m = memory_->member(member);
-  const bool moves = task.transfer_ && task.step_ < task.steps_;
-  return m.posted.load() <= task.call_.sequence || m.steps.load() < steps_ ||
+  const bool moves = transfer_ && step_ < step_count_;
+  return m.posted.load() <= tasks_.front()->call.sequence || m.steps.load() < steps_ ||
          (moves && m.state.load() != Member::kPresent);
 }
 
 // Does the next step of the first task; false when another rank has not come so far.
 bool Engine::advance(Task& task) {
   for (int i = 0; i < size(); ++i)
-    if (i != rank_ && lacks(i, task)) return false;
-  if (task.step_ == 0) begin(task);
-  if (task.step_ == task.steps_) {
+    if (i != rank_ && lacks(i)) return false;
+  if (step_ == 0) begin(task);
+  if (step_ == step_count_) {
     end(task);
     return true;
   }
-  if (task.transfer_ && !move_data(task)) return false;
-  ++task.step_;
+  if (transfer_ && !move_data()) return false;
+  ++step_;
   memory_->member(rank_).steps.store(++steps_);
   memory_->bell().ring();
   return true;
 }
 
 // See note [Steps and ranks that give up].
-bool Engine::move_data(Task& task) {
+bool Engine::move_data() {
   const Inside inside(memory_->member(rank_));
   for (int i = 0; i < size(); ++i)
     if (memory_->member(i).state.load() != Member::kPresent) return false;
-  task.transfer_->run(task.step_);
+  transfer_->run(step_);
   return true;
 }
 
@@ -156,45 +180,42 @@ bool Engine::move_data(Task& task) {
 // the same, since the posts must stay until everyone has seen them.
 void Engine::begin(Task& task) {
   std::vector<const Post*> posts;
-  for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call_.sequence % 2]);
-  task.error_ = disagreement(task, posts);
-  const auto operation = static_cast<Operation>(task.call_.operation);
-  if (task.error_ || operation == Operation::barrier || operation == Operation::fail) return;
-  task.transfer_.emplace(*memory_, task.collective_, posts, rank_);
-  task.steps_ = task.transfer_->steps();
+  for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call.sequence % 2]);
+  task.error = disagreement(task, posts);
+  const auto operation = static_cast<Operation>(task.call.operation);
+  if (task.error || operation == Operation::barrier || operation == Operation::fail) return;
+  transfer_.emplace(*memory_, task.collective, posts, rank_);
+  step_count_ = transfer_->steps();
 }
 
 void Engine::end(Task& task) {
-  if (task.transfer_) {
-    task.transfer_->finish();
-    try {
-      task.collective_.finish();
-    } catch (...) {
-      task.error_ = std::current_exception();
-    }
-  }
-  task.done_ = true;
-  task.collective_ = {};
+  if (transfer_) transfer_->finish();
+  transfer_.reset();
+  step_ = 0;
+  step_count_ = 1;
+  task.end(task.error);
   tasks_.pop_front();
 }
 
 std::exception_ptr Engine::disagreement(const Task& task, const std::vector<const Post*>& posts) const {
   constexpr auto kFail = static_cast<std::int32_t>(Operation::fail);
-  if (task.call_.operation == kFail) return nullptr;
+  if (task.call.operation == kFail) return nullptr;
   for (int i = 0; i < size(); ++i)
     if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
-      return std::make_exception_ptr(cannot_take_part({rank_, size(), task.call_}, i, memory_->member(i).message));
+      return std::make_exception_ptr(cannot_take_part({rank_, size(), task.call}, i, memory_->member(i).message));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
-    if (other != task.call_) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call_}, i, other));
+    if (other != task.call) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call}, i, other));
   }
   return nullptr;
 }
 
 bool Engine::poll(Task& task) {
   siblings_->progress();
-  if (!task.done_ && now() - checked_ > kCheckSeconds) siblings_->check_peers();
-  return task.done_;
+  if (task.done || clock_seconds() - checked_ <= kCheckSeconds) return task.done;
+  if (const Messages::Lane* lane = messages_.lane_of(task)) check_peer_of(*lane);  // an error names this call first
+  siblings_->check_peers();
+  return task.done;
 }
 
 // Stays awake for a while. It lets others have the core only where there are more ranks than cores, so that it is a
@@ -202,14 +223,14 @@ bool Engine::poll(Task& task) {
 void Engine::wait(Task& task) {
   const double awake = own_cores_ ? kAwakeSeconds : kAwakeSeconds / 4;
   for (double sleep = kShortSleep;; sleep = std::min(2 * sleep, kLongSleep)) {
-    const double start = now();
+    const double start = clock_seconds();
     for (int i = 0;; ++i) {
       {
         const std::lock_guard lock(mutex());
         siblings_->progress();
-        if (task.done_) return;
+        if (task.done) return;
       }
-      if ((i % 16 == 0 || !own_cores_) && now() - start >= awake) break;
+      if ((i % 16 == 0 || !own_cores_) && clock_seconds() - start >= awake) break;
       if (own_cores_)
         pause();
       else
@@ -228,55 +249,69 @@ void Engine::wait(Task& task) {
 bool Engine::others_pending() const {
   const std::lock_guard lock(mutex());
   return std::any_of(siblings_->engines.begin(), siblings_->engines.end(),
-                     [this](const Engine* e) { return e != this && !e->tasks_.empty(); });
+                     [this](const Engine* e) { return e != this && e->pending(); });
 }
 
-// Gives up when a rank that the first task waits for has ended, has left, has given up, or is silent for too long.
 void Engine::check_peers() {
-  checked_ = now();
-  if (tasks_.empty()) return;
-  const Task& task = *tasks_.front();
+  checked_ = clock_seconds();
+  if (!tasks_.empty()) check_peers_of(tasks_.front()->call, stalled_since_, [this](int i) { return lacks(i); });
+  for (const Messages::Lane& lane : messages_.lanes()) check_peer_of(lane);
+}
+
+void Engine::check_peer_of(const Messages::Lane& lane) {
+  if (!lane.tasks.empty())
+    check_peers_of(lane.tasks.front()->call, lane.stalled_since,
+                   [&](int i) { return i == lane.peer && messages_.lacks_peer(lane); });
+}
+
+// Gives up when a rank that a call waits for has ended, has left, has given up, or is silent for too long.
+void Engine::check_peers_of(const Fingerprint& call, double stalled_since, FunctionRef<bool(int)> lacks_member) {
   std::vector<int> missing;
   for (int i = 0; i < size(); ++i)
-    if (i != rank_ && lacks(i, task)) missing.push_back(i);
+    if (i != rank_ && lacks_member(i)) missing.push_back(i);
   if (missing.empty()) return;
-  const std::string where = fmt::format("while this rank waited in {}", describe(task.call_));
+  const std::string where = fmt::format("while this rank waited in {}", describe(call));
   for (const int i : missing) {
     const std::int32_t state = memory_->member(i).state.load();
     const bool dead = memory_->ended(i);
-    if ((state == Member::kPresent && !dead) || !lacks(i, task)) continue;  // it did its share before it left
+    if ((state == Member::kPresent && !dead) || !lacks_member(i)) continue;  // it did its share before it left
     if (state < Member::kGaveUp) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
     const int because = state - Member::kGaveUp;
     if (because == rank_ || !memory_->ended(because))
       return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
     return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
   }
-  if (now() - stalled_since_ < setup_.timeout_seconds) return;
+  if (clock_seconds() - stalled_since < setup_.timeout_seconds) return;
   std::string seen;
-  for (const int i : missing) {
-    const Member& m = memory_->member(i);
-    const std::uint64_t posted = m.posted.load();
-    std::string last = "not seen yet";
-    if (posted > 0) {
-      const Fingerprint& call = m.posts[(posted - 1) % 2].call;
-      if (posted > task.call_.sequence)
-        last = fmt::format("it has started {}, but has not waited for it or asked for it since", describe(call));
-      else
-        last = posted == 1 ? "last seen making the group" : "last seen in " + describe(call);
-    }
-    seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last);
-  }
-  lose(missing.front(), waited_in_vain(task.call_, setup_.timeout_seconds, seen));
+  for (const int i : missing) seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last_seen(i, call));
+  lose(missing.front(), waited_in_vain(call, setup_.timeout_seconds, seen));
+}
+
+// What a rank does instead of its share of a call.
+std::string Engine::last_seen(int member, const Fingerprint& call) const {
+  const Member& m = memory_->member(member);
+  const std::uint64_t posted = m.posted.load();
+  const Fingerprint& last = m.posts[(posted + 1) % 2].call;
+  std::string same;
+  if (Messages::handles(static_cast<Operation>(call.operation)))
+    same = messages_.other_end(call);
+  else if (posted > call.sequence)
+    same = describe(last);
+  if (!same.empty()) return fmt::format("it has started {}, but has not waited for it or asked for it since", same);
+  if (const std::string other = messages_.awaited_by(member); !other.empty())
+    return fmt::format("it has started {}, which this rank has not", other);
+  if (posted == 0) return "not seen yet";
+  return posted == 1 ? "last seen making the group" : "last seen in " + describe(last);
 }
 
 std::string Engine::how_ended(int member, bool process_ended) const {
   const std::string key = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
-  const double start = now();
+  const double start = clock_seconds();
   try {
     do {
       if (setup_.store->check(key)) return setup_.store->get(key);
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    } while (process_ended && now() - start < kLauncherSeconds);
+    } while (process_ended && clock_seconds() - start < kLauncherSeconds);
   } catch (const Error&) {  // the store has gone too
   }
   return process_ended ? "has ended" : "has left the group";
@@ -291,17 +326,15 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
   memory_->bell().ring();
   for (int i = 0; i < size(); ++i)
     if (i != rank_) memory_->wait_until_outside(i);
-  for (const auto& task : tasks_) {
-    task->error_ = lost_;
-    task->done_ = true;
-  }
+  for (const auto& task : tasks_) task->end(lost_);
   tasks_.clear();
+  messages_.end(lost_);
 }
 
 void Engine::leave() {
   std::unique_lock lock(mutex());
-  while (std::uncaught_exceptions() == 0 && !tasks_.empty() && getpid() == process_) {
-    const std::shared_ptr<Task> task = tasks_.front();
+  while (std::uncaught_exceptions() == 0 && pending() && getpid() == process_) {
+    const std::shared_ptr<Task> task = tasks_.empty() ? messages_.first() : tasks_.front();
     lock.unlock();
     wait(*task);
     lock.lock();

@@ -1,5 +1,5 @@
-// Engine: the collectives of one rank in one group that shares memory. No thread works for it: a rank does its share
-// when it starts a collective, asks for it, or waits for any.
+// Engine: the collectives and messages of one rank in one group that shares memory. No thread works for it: a rank does
+// its share when it starts a call, asks for it, or waits for any.
 #pragma once
 #include <sys/types.h>
 
@@ -12,31 +12,11 @@
 #include <vector>
 
 #include <tandem/parallel/comm/shm_memory.h>
+#include <tandem/parallel/comm/shm_messages.h>
+#include <tandem/parallel/comm/shm_task.h>
 #include <tandem/parallel/comm/shm_transfer.h>
-#include <tandem/parallel/comm/work.h>
 
 namespace tandem::parallel {
-
-class Engine;
-
-/// A collective that was started and has not ended.
-class Task final : public Work::State {
- public:
-  Task(std::shared_ptr<Engine> engine, Collective collective, const Fingerprint& call)
-      : engine_(std::move(engine)), collective_(std::move(collective)), call_(call) {}
-  bool poll() override;
-  void wait() override;
-
- private:
-  friend class Engine;
-  std::shared_ptr<Engine> engine_;
-  Collective collective_;
-  Fingerprint call_;
-  std::optional<StepTransfer> transfer_;  // once all ranks have come and agree
-  int step_ = 0, steps_ = 1;
-  bool done_ = false;
-  std::exception_ptr error_;
-};
 
 /// The engines of one rank. Waiting in one group works for all of them, so that ranks may wait for works of several
 /// groups in any order. Note [Ranks and threads]: a rank is whoever made the groups, one thread; the mutex lets its
@@ -72,15 +52,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void progress();
   void post(Task& task);
   bool advance(Task& task);
-  bool move_data(Task& task);
+  bool move_data();
   void begin(Task& task);
   void end(Task& task);
-  bool lacks(int member, const Task& task) const;
+  bool lacks(int member) const;
   std::exception_ptr disagreement(const Task& task, const std::vector<const Post*>& posts) const;
   void check_peers();
+  void check_peer_of(const Messages::Lane& lane);
+  void check_peers_of(const Fingerprint& call, double stalled_since, FunctionRef<bool(int)> lacks_member);
+  std::string last_seen(int member, const Fingerprint& call) const;
   void lose(int member, const std::string& what);
   void stop(int member, const std::string& what, std::int32_t state);
   bool poll(Task& task);
+  bool pending() const { return !tasks_.empty() || messages_.pending(); }
 
   void wait(Task& task);
   bool others_pending() const;
@@ -90,12 +74,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<SharedMemory> memory_;
   std::shared_ptr<RankEngines> siblings_;
   int rank_ = 0;
-  pid_t process_;                            // a child of it that ends says nothing in its name
-  bool own_cores_ = true;                    // there are as many cores as ranks
-  std::deque<std::shared_ptr<Task>> tasks_;  // in the order of their starts
-  std::uint64_t started_ = 0, steps_ = 0;
-  double stalled_since_ = 0, checked_ = 0;  // stalled_since_: 0 when the first task can go on
-  std::exception_ptr lost_;                 // why no call can succeed any more
+  pid_t process_;          // a child of it that ends says nothing in its name
+  bool own_cores_ = true;  // there are as many cores as ranks
+  Messages messages_;
+  std::deque<std::shared_ptr<Task>> tasks_;  // the collectives, in the order of their starts
+  std::uint64_t started_ = 0, steps_ = 0;    // of all collectives
+  // Of the first task:
+  std::optional<StepTransfer> transfer_;  // once all ranks have come and agree
+  int step_ = 0, step_count_ = 1;
+  double stalled_since_ = 0;  // 0 while it goes on
+  double checked_ = 0;        // when the peers were last looked at
+  std::exception_ptr lost_;   // why no call can succeed any more
   bool left_ = false;
 };
 

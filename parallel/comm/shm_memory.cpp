@@ -26,6 +26,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// The rings of all pairs of ranks share this much, within limits for each. In a small ring the same lines go back and
+// forth between the cores, which is slow.
+constexpr std::size_t kAllRingsBytes = 4 << 20, kMaxRingBytes = 1 << 20, kMinRingBytes = 4 << 10;
+
+std::size_t ring_bytes_for(std::size_t members) {
+  const std::size_t pairs = std::max<std::size_t>(members * (members - 1), 1), share = kAllRingsBytes / pairs;
+  return std::clamp(share - share % kMinRingBytes, kMinRingBytes, kMaxRingBytes);
+}
+
 std::size_t own_index(const GroupSetup& setup) {
   return static_cast<std::size_t>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) -
                                   setup.ranks.begin());
@@ -54,7 +63,8 @@ std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_
 
 }  // namespace
 
-SharedMemory::SharedMemory(const GroupSetup& setup) : setup_(setup), rank_(own_index(setup)) {}
+SharedMemory::SharedMemory(const GroupSetup& setup)
+    : setup_(setup), rank_(own_index(setup)), ring_bytes_(ring_bytes_for(setup.ranks.size())) {}
 
 bool SharedMemory::said_to_have_ended(int member) const {
   try {
@@ -64,9 +74,25 @@ bool SharedMemory::said_to_have_ended(int member) const {
   }
 }
 
+// The channels from rank 0 to the others come first, then those from rank 1.
+Channel& SharedMemory::channel(int from, int to) const {
+  const auto place =
+      static_cast<std::size_t>(from) * (members() - 1) + static_cast<std::size_t>(to < from ? to : to - 1);
+  char* const first = reinterpret_cast<char*>(&member(static_cast<int>(members())));
+  return *reinterpret_cast<Channel*>(first + place * (sizeof(Channel) + ring_bytes_));
+}
+
+std::size_t SharedMemory::board_bytes(std::size_t members) {
+  const std::size_t channels = members * (members - 1) * (sizeof(Channel) + ring_bytes_for(members));
+  return sizeof(Board) + members * sizeof(Member) + channels;
+}
+
 void SharedMemory::make_board(void* at, std::size_t members) {
-  Board* board = new (at) Board();
-  for (std::size_t i = 0; i < members; ++i) new (reinterpret_cast<Member*>(board + 1) + i) Member();
+  char* const end = static_cast<char*>(at) + board_bytes(members);
+  Member* member = reinterpret_cast<Member*>(new (at) Board() + 1);
+  for (std::size_t i = 0; i < members; ++i) new (member++) Member();
+  for (char* next = reinterpret_cast<char*>(member); next < end; next += sizeof(Channel) + ring_bytes_for(members))
+    new (next) Channel();
 }
 
 // --- Threads ---

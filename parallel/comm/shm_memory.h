@@ -18,6 +18,9 @@ class SharedMemory {
   virtual ~SharedMemory() = default;
   Bell& bell() const { return board_->bell; }
   Member& member(int i) const { return reinterpret_cast<Member*>(board_ + 1)[i]; }
+  Channel& channel(int from, int to) const;
+  char* ring(int from, int to) const { return reinterpret_cast<char*>(&channel(from, to) + 1); }
+  std::size_t ring_bytes() const { return ring_bytes_; }
   /// Where the others find data of this rank; nowhere when they cannot reach it.
   virtual Location place_of(const void* data, std::size_t bytes) const = 0;
   /// A place in the memory of a rank as an address in this one's.
@@ -37,10 +40,11 @@ class SharedMemory {
   std::size_t members() const { return setup_.ranks.size(); }
   // Whether a launcher, or spawn_threads, has said that a rank has ended.
   bool said_to_have_ended(int member) const;
-  static std::size_t board_bytes(std::size_t members) { return sizeof(Board) + members * sizeof(Member); }
+  static std::size_t board_bytes(std::size_t members);
   static void make_board(void* at, std::size_t members);
   GroupSetup setup_;
   std::size_t rank_ = 0;  // of this rank in the group
+  std::size_t ring_bytes_ = 0;
   Board* board_ = nullptr;
 };
 

@@ -11,7 +11,14 @@ namespace {
 constexpr std::int64_t kLineBytes = 64;
 
 // Inputs of these operations have a part for each rank.
-bool has_parts(Operation o) { return o == Operation::scatter || o == Operation::reduce_scatter; }
+bool has_parts(Operation o) {
+  return o == Operation::scatter || o == Operation::reduce_scatter || o == Operation::all_to_all;
+}
+
+// Elements of one part.
+std::int64_t part_count(const Fingerprint& call, int size) {
+  return static_cast<Operation>(call.operation) == Operation::all_to_all ? call.count / size : call.count;
+}
 
 }  // namespace
 
@@ -30,7 +37,7 @@ bool gives_input(const Fingerprint& call, int rank) {
 
 std::size_t input_bytes(const Fingerprint& call, int size) {
   const std::int64_t parts = has_parts(static_cast<Operation>(call.operation)) ? size : 1;
-  return static_cast<std::size_t>(call.count * parts) * size_of(static_cast<DType>(call.dtype));
+  return static_cast<std::size_t>(part_count(call, size) * parts) * size_of(static_cast<DType>(call.dtype));
 }
 
 StepTransfer::StepTransfer(const SharedMemory& memory, const Collective& collective,
@@ -45,7 +52,7 @@ StepTransfer::StepTransfer(const SharedMemory& memory, const Collective& collect
   const Post& mine = *posts[static_cast<std::size_t>(rank)];
   dtype_ = static_cast<DType>(mine.call.dtype);
   item_ = static_cast<std::int64_t>(size_of(dtype_));
-  count_ = piece_count_ = mine.call.count;
+  count_ = piece_count_ = part_count(mine.call, size_);
   with_post_ = mine.input.area == Location::kWithPost;
   if (collective.input.defined()) input_ = static_cast<const char*>(collective.input.raw().data);
   if (collective.output.defined()) output_ = static_cast<char*>(collective.output.raw().data);
@@ -121,12 +128,17 @@ void StepTransfer::share(int piece) {
     case Operation::all_gather:
       for (int r = 0; r < size_; ++r) take(r, 0, piece, r * count_);
       return;
+    case Operation::all_to_all:
+      for (int r = 0; r < size_; ++r) take(r, rank_, piece, r * count_);
+      return;
     case Operation::reduce_scatter: {
       std::vector<const void*> parts;
       for (int r = 0; r < size_; ++r) parts.push_back(input_of(r, rank_, piece));
       void* const output = output_ + first_of(piece) * item_;
       return combine(dtype_, op_, parts, {&output, 1}, count_of(piece));
     }
+    case Operation::send:
+    case Operation::recv:
     case Operation::barrier:
     case Operation::fail:
       return;

@@ -37,5 +37,12 @@ void collective_cases_of(parallel::ProcessGroup& group, DType dtype, std::int64_
 void collective_cases(parallel::ProcessGroup& group, std::int64_t largest);
 /// Views, works waited for in reverse order, many outstanding, works dropped, a rank that fails, ranks that disagree.
 void order_cases(parallel::ProcessGroup& group);
+/// all_to_all, send and recv in every type, with sizes from 0 to `largest` elements; many at once, among collectives,
+/// and with differences; works that are waited for with a limit.
+void message_cases(parallel::ProcessGroup& group, std::int64_t largest);
+/// Messages of two groups of the same ranks at once.
+void messages_in_two_groups(parallel::ProcessGroup& first, parallel::ProcessGroup& second);
+/// Wrong arguments of every operation, on one rank or differing between ranks.
+void argument_cases(parallel::ProcessGroup& group);
 
 }  // namespace tandem::test

@@ -1,48 +1,18 @@
-// Process groups of threads: every collective, asynchronous works, errors, ranks that end.
-#include <atomic>
-#include <chrono>
+// Process groups of threads: every operation, asynchronous works, several groups, and their store.
 #include <thread>
 
-#include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/combine.h>
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
+#include <tandem/tests/parallel/thread_ranks.h>
 #include <tandem/tests/support/test.h>
 
 using namespace tandem;
-using parallel::CommError;
+using test::on_ranks;
 using test::require;
 using test::require_error;
 using test::same_bits;
-
-namespace {
-
-// Runs body(group) on `n` ranks with their default group.
-template <class Body>
-void on_ranks(int n, const Body& body) {
-  parallel::spawn_threads(
-      [&](int, int) {
-        parallel::init_process_group({.backend = "thread"});
-        body(*parallel::default_group());
-        parallel::destroy_process_group();
-      },
-      {.nthreads = n});
-}
-
-// A group of all ranks with a timeout of its own, called by each rank when all have joined: joining a loaded machine
-// may take long.
-std::shared_ptr<parallel::ProcessGroup> impatient_group(bool processes, const char* name = "impatient",
-                                                        double timeout_seconds = 1) {
-  parallel::GroupSetup setup{.store = parallel::t_thread_rank->store,
-                             .name = name,
-                             .world_rank = parallel::t_thread_rank->rank,
-                             .timeout_seconds = timeout_seconds};
-  for (int r = 0; r < parallel::t_thread_rank->world_size; ++r) setup.ranks.push_back(r);
-  return processes ? parallel::make_shm_group(setup) : parallel::make_thread_group(setup);
-}
-
-}  // namespace
 
 TEST_CASE("collectives equal a plain computation on 1 to 4 ranks, bit by bit") {
   for (const int n : {1, 2, 3, 4}) {
@@ -60,6 +30,8 @@ TEST_CASE("memory that processes share, used by threads") {
       const auto group = parallel::make_shm_group(setup);
       test::collective_cases(*group, 70'001);
       test::order_cases(*group);
+      test::message_cases(*group, 300'001);
+      test::argument_cases(*group);
     };
     CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = n}));
   }
@@ -89,6 +61,19 @@ TEST_CASE("order of works, errors and disagreements") {
   for (const int n : {1, 2, 3, 4}) {
     CAPTURE(n);
     CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) { test::order_cases(g); }));
+  }
+}
+
+TEST_CASE("messages, all_to_all, and wrong arguments") {
+  for (const int n : {1, 2, 3, 8}) {
+    CAPTURE(n);
+    CHECK_NOTHROW(on_ranks(n, [n](parallel::ProcessGroup& g) {
+      test::message_cases(g, n < 8 ? 300'001 : 20'001);
+      test::argument_cases(g);
+      std::vector<int> all;
+      for (int r = 0; r < g.size(); ++r) all.push_back(r);
+      test::messages_in_two_groups(g, *parallel::new_group(all));
+    }));
   }
 }
 
@@ -186,170 +171,6 @@ TEST_CASE("a result counts as a change of the tensor") {
     g.all_reduce(t).wait();
     require(t.version() != before, "version");
   });
-}
-
-TEST_CASE("a rank that leaves early, having done its share, is no error; one that is missing is") {
-  parallel::spawn_threads(
-      [](int rank, int) {
-        parallel::init_process_group();
-        const auto group = parallel::default_group();
-        Tensor t = full({4}, 1.0 * rank);
-        group->all_reduce(t).wait();
-        require(same_bits(t, full({4}, 3.0)), "sum");
-        if (rank == 2) return;
-        const auto start = std::chrono::steady_clock::now();
-        require_error(
-            fmt::format("rank {} of 3: rank 2 has left the group while this rank waited in barrier (call 2)", rank),
-            [&] { group->barrier().wait(); });
-        require_error("rank 2 has left", [&] { group->all_reduce(t); });  // later calls throw at once
-        require(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "in time");
-      },
-      {.nthreads = 3});
-}
-
-TEST_CASE("the first failure of a rank is what spawn_threads throws; the others learn of it") {
-  std::atomic<int> told = 0;
-  CHECK_ERROR(parallel::spawn_threads(
-                  [&](int rank, int) {
-                    parallel::init_process_group();
-                    if (rank == 1) fail("mine", "something is wrong");
-                    try {
-                      parallel::barrier();
-                    } catch (const CommError& e) {
-                      if (e.rank() == 1 && test::contains(e.what(), "rank 1 has failed ([mine] something")) ++told;
-                      throw;
-                    }
-                  },
-                  {.nthreads = 3}),
-              "rank 1: [mine] something is wrong");
-  CHECK(told == 2);
-  CHECK_ERROR(parallel::spawn_threads([](int, int) {}, {.nthreads = 0}), "0 threads were asked for");
-  CHECK_THROWS_AS(parallel::spawn_threads([](int, int) { throw 3; }, {.nthreads = 2}), int);
-}
-
-TEST_CASE("once a call has thrown, nobody writes its tensor or reads it") {
-  for (const bool processes : {false, true})
-    for (const bool late : {false, true}) {
-      CAPTURE(processes);
-      CAPTURE(late);
-      std::atomic<bool> thrown = false, over = false;
-      auto wait_for = [](const std::atomic<bool>& flag) {
-        for (int i = 0; !flag && i < 20'000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        require(flag, "the other rank has come so far");
-      };
-      auto run = [&](int rank, int) {
-        auto group = impatient_group(processes, "g", late ? 1 : 30);
-        Tensor t = group->allocate({100'000}, float32), own;
-        t.fill_(rank + 1.0);
-        group->barrier().wait();
-        if (rank == 0) {
-          parallel::Work work = group->all_reduce(t);
-          if (late) {  // gives up on a rank that does not come
-            require_error("waited 1 s in all_reduce", [&] { work.wait(); });
-          } else {  // an exception leaves the function while the call is posted
-            try {
-              const auto leaves = std::move(group);
-              fail("mine", "an error");
-            } catch (const Error&) {
-            }
-            require_error("the group was destroyed", [&] { work.wait(); });
-          }
-          own = t.clone();
-          if (!processes) t = Tensor();  // its memory is free for others
-          const Tensor next = zeros({100'000});
-          thrown = true;
-          wait_for(over);
-          require(same_bits(own, full({100'000}, 1.0)), "no data have moved");
-          require(same_bits(next, zeros({100'000})), "a later tensor in the place of the other");
-          require(!t.defined() || same_bits(t, own), "the tensor stays");
-        } else {
-          wait_for(thrown);
-          require_error(late ? "rank 0 has given up on rank" : "rank 0 has left", [&] { group->all_reduce(t).wait(); });
-          over = true;
-        }
-      };
-      CHECK_NOTHROW(parallel::spawn_threads(run, {.nthreads = 2}));
-    }
-}
-
-TEST_CASE("a rank throws in the middle of calls") {
-  for (const bool processes : {false, true})
-    for (int i = 0; i < 20; ++i) {
-      auto run = [&](int rank, int) {
-        const auto group = impatient_group(processes, "g", 30);
-        std::vector<Tensor> tensors;
-        for (int k = 0; k < 8; ++k) {
-          tensors.push_back(group->allocate({k % 2 == 0 ? 30'000 : 100}, float32));
-          tensors.back().fill_(1.0);
-        }
-        for (int k = 0;; ++k) {
-          auto& t = tensors[static_cast<std::size_t>(k % 8)];
-          const parallel::Work work = group->all_reduce(t, parallel::ReduceOp::max);
-          if (rank == 1 && k == 20 + i) fail("mine", "an error");
-          if (k % 3 == 0) work.wait();
-        }
-      };
-      CHECK_ERROR(parallel::spawn_threads(run, {.nthreads = 3}), "rank 1: [mine] an error");
-    }
-}
-
-TEST_CASE("a silent rank is named with what it was last seen in") {
-  std::atomic<bool> over = false;
-  on_ranks(3, [&](parallel::ProcessGroup& all) {
-    const auto g = impatient_group(false);
-    Tensor t = ones({7});
-    g->all_reduce(t).wait();
-    if (all.rank() == 2) {
-      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      require_error("given up on rank 2", [&] { g->barrier().wait(); });
-      return;
-    }
-    require_error("rank 2", [&] {
-      try {
-        g->barrier().wait();
-      } catch (const CommError& e) {
-        require(e.rank() == 2, "rank of the error");
-        require(std::string_view(e.what()).find("given up on rank 2") != std::string_view::npos ||
-                    std::string_view(e.what()).find(
-                        "waited 1 s in barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of "
-                        "{7} float32)") != std::string_view::npos,
-                e.what());
-        throw;
-      }
-    });
-    over = true;
-  });
-}
-
-TEST_CASE("a rank that has started a call and does not work for it is told apart from one that has not come") {
-  std::atomic<bool> over = false;
-  parallel::spawn_threads(
-      [&](int rank, int) {
-        const auto g = impatient_group(true);
-        Tensor t = ones({1'000'000});
-        const parallel::Work work = g->all_reduce(t);
-        if (rank == 1) {
-          for (int i = 0; !over && i < 4000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          require_error("given up on rank 1", [&] { work.wait(); });
-          return;
-        }
-        require_error(
-            "rank 0 of 2: waited 1 s in all_reduce (sum, call 1) of {1000000} float32 for rank 1 (it has "
-            "started all_reduce (sum, call 1) of {1000000} float32, but has not waited for it or asked for it "
-            "since)",
-            [&] { work.wait(); });
-        over = true;
-      },
-      {.nthreads = 2});
-}
-
-TEST_CASE("a rank that does not make a group is named") {
-  CHECK_ERROR(parallel::spawn_threads(
-                  [](int rank, int) {
-                    if (rank == 0) parallel::init_process_group({.timeout_seconds = 0.2});
-                  },
-                  {.nthreads = 2}),
-              "rank 0 of 2: waited 0.2 s in barrier (call 0) for rank 1 (not seen yet), which is stopped");
 }
 
 TEST_CASE("each thread that is a rank has its own random numbers under one seed") {

@@ -42,11 +42,16 @@ int mappings() {
   return count;
 }
 
-void collectives(int, int) {
+void collectives(int, int ranks) {
   {
     const auto group = join();
     test::collective_cases(*group, 70'001);
     test::order_cases(*group);
+    test::message_cases(*group, 300'001);
+    test::argument_cases(*group);
+    std::vector<int> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(r);
+    test::messages_in_two_groups(*group, *parallel::new_group(all));
     require(shared_files() == 0 && mappings() > 0, "files are closed once they are mapped");
   }
   parallel::destroy_process_group();
@@ -158,6 +163,39 @@ void lose_rank(int rank, const std::function<void()>& end, std::string_view text
   std::ofstream(proof(getppid(), rank)) << "seen";
 }
 
+// Rank 2 is killed between messages, or inside a long one, and each of the others sees it within 2 s.
+void lose_peer(int rank, bool within) {
+  const auto group = join();
+  const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+  const Tensor mine = full({5'000'000}, rank + 1.0);
+  Tensor theirs = zeros({5'000'000}), sum = ones({10}), unsent = ones({10});
+  {
+    const parallel::Work sent = group->send(mine, next);
+    group->recv(theirs, before).wait();
+    sent.wait();
+    require(test::same_bits(theirs, full({5'000'000}, before + 1.0)), "a message before the end");
+  }
+  if (rank == 2) {
+    theirs.zero_();
+    parallel::Work sent, received;
+    if (within) {
+      sent = group->send(mine, 0);
+      received = group->recv(theirs, 1);
+      while (theirs[2'000'000].item<double>() != 2) require(!received.is_completed(), "it is under way");
+    }
+    kill(getpid(), SIGKILL);
+  }
+  theirs.zero_();
+  const parallel::Work work = rank == 0 ? group->recv(theirs, 2) : group->send(mine, 2);
+  const parallel::Work reduced = group->all_reduce(sum), idle = group->recv(unsent, 1 - rank);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string what =
+      fmt::format("rank {} of 3: rank 2 was killed by signal 9 (Killed) while this rank waited in ", rank);
+  for (const parallel::Work& w : {work, reduced, idle}) require_error(what, [&] { w.wait(); });
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "in time");
+  std::ofstream(proof(getppid(), rank)) << "seen";
+}
+
 void killed(int rank, int) {
   lose_rank(
       rank,
@@ -222,11 +260,15 @@ int main() {
   if (const int code = parallel::spawn(late_group, {.nprocs = 3}); code != 0) return code;
   if (const int code = parallel::spawn(forked, {.nprocs = 3}); code != 0) return code;
   const bool parent = std::getenv("RANK") == nullptr;  // in the others, earlier calls of spawn return at once
-  const auto before = std::distance(std::filesystem::directory_iterator("/dev/shm"), {});
   const int killed_code = parallel::spawn(killed, {.nprocs = 3});
   require(!parent || (killed_code == 137 && proved(0) && proved(1)), "a killed rank is seen");
+  for (const bool within : {false, true}) {
+    const int code = parallel::spawn([&](int rank, int) { lose_peer(rank, within); }, {.nprocs = 3});
+    require(!parent || (code == 137 && proved(0) && proved(1)), "a peer that is killed is seen");
+  }
   const int left_code = parallel::spawn(left, {.nprocs = 3});
   require(!parent || (left_code == 0 && proved(0) && proved(1)), "a rank that left is seen");
   if (const int code = parallel::spawn(stopped, {.nprocs = 3}); code != 0) return code;
-  require(std::distance(std::filesystem::directory_iterator("/dev/shm"), {}) == before, "nothing left in /dev/shm");
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+    require(entry.path().string().find("tandem") == std::string::npos, "nothing left in /dev/shm");
 }
