@@ -1,6 +1,7 @@
 // The backend mpi: opens the module that knows MPI when it is first asked for, so that the library itself needs none.
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -49,8 +50,12 @@ void check_mpi() {
 }
 
 std::shared_ptr<ProcessGroup> make_mpi_group(const GroupSetup& setup) {
-  return make_mesh_group(setup, "mpi",
-                         [](const GroupSetup& s, int rank) { return std::unique_ptr<Mesh>(module_entry()(s, rank)); });
+  return make_mesh_group(setup, "mpi", [](const GroupSetup& s, int rank) {
+    std::unique_ptr<Mesh> mesh(module_entry()(s, rank));
+    // The module finalises MPI at the end of the program unless a group is left. This runs before that.
+    [[maybe_unused]] static const int registered = std::atexit(destroy_process_group);
+    return mesh;
+  });
 }
 
 }  // namespace tandem::parallel

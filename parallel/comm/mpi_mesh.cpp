@@ -46,7 +46,14 @@ class MpiMesh final : public Mesh {
     check(number < mpi_.largest_tag / kLanes, "new_group", "this MPI has tags for {} groups, and all are in use",
           mpi_.largest_tag / kLanes);
     first_tag_ = number * kLanes;
+    ++mpi_.meshes;
   }
+  ~MpiMesh() override {
+    const std::lock_guard lock(mpi_.mutex);
+    --mpi_.meshes;
+  }
+  MpiMesh(const MpiMesh&) = delete;
+  MpiMesh& operator=(const MpiMesh&) = delete;
   void exchange(int lane, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
                 double seconds) override;
   void abandon() override { abandoned_ = true; }
@@ -155,7 +162,6 @@ void MpiMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::
       if (code == MPI_SUCCESS) code = post(t, false, tag, requests);
     for (const Transfer& t : sends)
       if (code == MPI_SUCCESS) code = post(t, true, tag, requests);
-    ++mpi_.under_way;
   }
   std::vector<int> done(requests.all.size());
   for (;;) {
@@ -169,10 +175,7 @@ void MpiMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::
                             MPI_STATUSES_IGNORE);
       if (code != MPI_SUCCESS) give_up(requests, false, mpi_text(code));
       requests.open -= static_cast<std::size_t>(count);
-      if (requests.open == 0) {
-        --mpi_.under_way;
-        return;
-      }
+      if (requests.open == 0) return;
       if (count > 0) last_progress = now;
       if (abandoned_) give_up(requests, false, "the group was destroyed");
       if (now >= end) give_up(requests, now >= deadline, "its process has ended");

@@ -73,7 +73,8 @@ void MpiRuntime::run() {
 
 void MpiRuntime::leave(int status) {
   std::unique_lock lock(mutex);
-  if (phase_ != Phase::running || over || under_way > 0 || status != 0 || !error_.empty()) return;
+  // With a group left, the program ends in the middle of something, which mpirun shall see, and not MPI_Finalize hide.
+  if (phase_ != Phase::running || over || meshes > 0 || status != 0 || !error_.empty()) return;
   over = true;
   phase_ = Phase::ending;
   changed_.notify_all();

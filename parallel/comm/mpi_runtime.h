@@ -31,7 +31,7 @@ class MpiRuntime {
   std::mutex mutex;
   MPI_Comm comm = MPI_COMM_NULL;  // of all ranks, for messages of groups alone
   int largest_tag = 0;
-  int under_way = 0;  // exchanges
+  int meshes = 0;
   bool over = false;  // no call may be made any more
   // What the exchange that was given up waited for.
   std::vector<int> lost_ranks;  // in the job
