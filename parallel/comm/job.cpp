@@ -102,10 +102,7 @@ std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) 
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
 void check_alone() {
-  if (is_initialized()) return;
-  const StartEnvironment start = start_environment();
-  const bool started_alone = std::getenv("RANK") == nullptr && start.started_size.value_or(Setting{1}).value == 1;
-  check(started_alone && t_thread_rank == nullptr, "process_group",
+  check(is_initialized() || (!is_launched() && t_thread_rank == nullptr), "process_group",
         "this process or thread is a rank of a job that it has not joined; call init_process_group first");
 }
 
@@ -137,6 +134,9 @@ void init_process_group(const InitOptions& given) {
 
 void destroy_process_group() { job().reset(); }
 bool is_initialized() { return job() != nullptr; }
+bool is_launched() {
+  return std::getenv("RANK") != nullptr || start_environment().started_size.value_or(Setting{1}).value > 1;
+}
 
 std::shared_ptr<ProcessGroup> default_group() {
   check(is_initialized(), "process_group", "the process has not joined a job; call init_process_group first");
