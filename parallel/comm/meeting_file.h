@@ -11,7 +11,7 @@ struct Meeting {
 };
 
 /// Rank 0's side: the file is there for as long as this object. It lies in XDG_RUNTIME_DIR where that is a folder of
-/// this user alone, else in tandem-<user> in TMPDIR or /tmp, and only its owner may read it. A file of a job that has
+/// this user alone, else in tandem-UID in TMPDIR or /tmp, and only its owner may read it. A file of a job that has
 /// been killed says so by its writer, which is gone: it is replaced here and passed over by those that read.
 class MeetingFile {
  public:

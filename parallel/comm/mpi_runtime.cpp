@@ -35,6 +35,15 @@ std::string initialise(MPI_Comm& comm, int& largest_tag, int& rank, int& size, b
   return {};
 }
 
+// Waits for ranks that have not come as far, as mpirun would in any case. MPI_Finalize does so too, but there
+// Open MPI's mpirun crashes or hangs at times when it has to end the job meanwhile.
+void wait_for_all(MPI_Comm comm) {
+  MPI_Request barrier = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(comm, &barrier) != MPI_SUCCESS) return;
+  for (int done = 0; MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 }  // namespace
 
 std::string mpi_text(int code) {
@@ -60,12 +69,13 @@ void MpiRuntime::run() {
   rank_ = rank;
   size_ = size;
   error_ = std::move(error);
-  phase_ = Phase::running;
+  phase_ = is_ours ? Phase::running : Phase::ended;  // a program that has initialised MPI also finalises it
   changed_.notify_all();
   if (!is_ours) return;
   changed_.wait(lock, [this] { return phase_ == Phase::ending; });
   lock.unlock();
-  MPI_Finalize();  // waits for the ranks that have not come as far; mpirun waits for them in any case
+  wait_for_all(all);
+  MPI_Finalize();
   lock.lock();
   phase_ = Phase::ended;
   changed_.notify_all();

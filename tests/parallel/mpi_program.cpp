@@ -1,10 +1,12 @@
 // One rank of a job over MPI, for mpi_test.py, which starts it by mpirun.
-// usage: mpi_program collectives | messages FOLDER | abandoned FOLDER | late FOLDER | HOW, which is how rank 2 of 3
-// ends
+// usage: mpi_program collectives | own | own single | messages FOLDER | abandoned FOLDER | truncated FOLDER |
+// late FOLDER | HOW, which is how rank 2 of 3 ends
 #include <dlfcn.h>
+#include <mpi.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
@@ -65,6 +67,27 @@ void collectives() {
   // The end of the program leaves the job.
 }
 
+// The program uses MPI itself, too.
+void own(bool single) {
+  int level = -1, rank = -1, sum = 0;
+  MPI_Init_thread(nullptr, nullptr, single ? MPI_THREAD_SINGLE : MPI_THREAD_MULTIPLE, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (single) {
+    require_error("is needed; initialise MPI with MPI_Init_thread",
+                  [] { parallel::init_process_group({.backend = "mpi"}); });
+  } else {
+    parallel::init_process_group({.backend = "mpi"});
+    Tensor t = ones({2});
+    const parallel::Work work = parallel::all_reduce(t, {.async_op = true});
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    work.wait();
+    require(sum == 1 && test::same_bits(t, full({2}, 2.0)), "sums of both");
+    parallel::destroy_process_group();
+  }
+  MPI_Finalize();
+  print("rank {} of 2: passed\n", rank);
+}
+
 // A mesh between two ranks without a group over it.
 struct Pair {
   explicit Pair(const std::string& folder) {
@@ -75,9 +98,9 @@ struct Pair {
     require(module != nullptr, "the module opens");
     make = reinterpret_cast<parallel::MpiEntry*>(dlsym(module, parallel::kMpiEntry));
   }
-  std::unique_ptr<parallel::Mesh> mesh(double seconds = 30) const {
+  std::unique_ptr<parallel::Mesh> mesh(const std::string& name = "pair", double seconds = 30) const {
     return std::unique_ptr<parallel::Mesh>(make({.store = store,
-                                                 .name = "pair",
+                                                 .name = name,
                                                  .ranks = {0, 1},
                                                  .hosts = {0, 0},
                                                  .world_rank = rank,
@@ -92,9 +115,14 @@ struct Pair {
 // Messages larger than MPI takes at once, and two threads that exchange at a time.
 void messages(const std::string& folder) {
   const Pair pair(folder);
-  const auto mesh = pair.mesh();
+  const auto first = pair.mesh("first");
+  if (pair.rank == 0) pair.store->set("mpi/tags", std::to_string(INT_MAX - 10));
+  require_error("too many groups have been made: this MPI has 2147483647 tags, and a group of 2 ranks needs 20",
+                [&] { (void)pair.mesh("second"); });
+  if (pair.rank == 0) pair.store->set("mpi/tags", "25");
+  const auto mesh = pair.mesh("third");
   const int other = 1 - pair.rank;
-  require_error("lane 4096 is out of range", [&] { mesh->exchange(4096, {}, {}, 1); });
+  require_error("lane 20 is out of range: there are 20", [&] { mesh->exchange(20, {}, {}, 1); });
   constexpr std::size_t kLarge = (150 << 20) + 3;
   std::vector<char> out(kLarge), in(kLarge);
   for (std::size_t i = 0; i < kLarge; ++i) out[i] = static_cast<char>(i % 251 + static_cast<std::size_t>(pair.rank));
@@ -141,18 +169,39 @@ void abandoned(const std::string& folder) {
     });
     fails("the group was destroyed", false, 60);
     other.join();
-    fails("has given up an exchange over MPI before", false, 60);
+    fails("has given up another exchange over MPI", false, 60);
     print("rank 0 of 2: passed\n");
   }
   pair.store->add("through", 1);
   while (pair.store->get("through") != "2") std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
+// Ranks that disagree about a length.
+void truncated(const std::string& folder) {
+  const Pair pair(folder);
+  const auto mesh = pair.mesh();
+  std::vector<char> bytes(100);
+  if (pair.rank == 0) {
+    mesh->exchange(0, {{1, bytes.data(), 100}}, {}, 60);
+  } else {
+    std::string text;
+    try {
+      mesh->exchange(0, {}, {{0, bytes.data(), 50}}, 60);
+    } catch (const parallel::ExchangeError& e) {
+      text = e.text;
+      require(e.peers == std::vector{0} && !e.late, "whom it is about");
+    }
+    require(text.find("MPI_ERR_TRUNCATE") != std::string::npos, "MPI's words: " + text);
+    print("rank 1 of 2: passed\n");
+  }
+}
+
 // A rank does not come to MPI_Init_thread.
 void late(const std::string& folder) {
   const Pair pair(folder);
   if (pair.rank == 0) {
-    require_error("rank 0 of 2: waited 1 s in MPI_Init_thread for rank 1; a longer wait", [&] { pair.mesh(1); });
+    require_error("rank 0 of 2: waited 1 s in MPI_Init_thread for rank 1; a longer wait",
+                  [&] { (void)pair.mesh("pair", 1); });
     print("rank 0 of 2: passed\n");
     pair.store->set("through", "");
   }
@@ -187,6 +236,10 @@ int main(int argc, char** argv) {
   try {
     if (what == "collectives")
       collectives();
+    else if (what == "own")
+      own(folder == "single");
+    else if (what == "truncated")
+      truncated(folder);
     else if (what == "messages")
       messages(folder);
     else if (what == "abandoned")
