@@ -40,7 +40,7 @@ std::string meeting_folder() {
   struct stat about {};
   const std::optional<std::string> given = text_from_environment("XDG_RUNTIME_DIR");
   if (given && stat(given->c_str(), &about) == 0 && S_ISDIR(about.st_mode) && is_private(about)) return *given;
-  const std::string folder =
+  std::string folder =
       fmt::format("{}/tandem-{}", text_from_environment("TMPDIR").value_or("/tmp"), static_cast<unsigned>(geteuid()));
   const bool made = mkdir(folder.c_str(), S_IRWXU) == 0 || errno == EEXIST;
   check(made, kOp, "the folder '{}', for the file where the ranks meet, cannot be made: {}; set TMPDIR to another, {}",

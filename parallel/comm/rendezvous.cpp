@@ -82,9 +82,9 @@ std::shared_ptr<StoreServer> hold_store(Address& address) {
 }
 
 Address address_from_environment() {
-  const Address a{.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR"),
-                  .port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT"),
-                  .secret = secret_from_environment()};
+  Address a{.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR"),
+            .port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT"),
+            .secret = secret_from_environment()};
   check(a.port >= 1 && a.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", a.port);
   return a;
 }
