@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -29,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kOp = "init_process_group";
 constexpr const char* kRemedy = "or set MASTER_ADDR and MASTER_PORT, and the ranks meet there";
 constexpr std::size_t kMaxBytes = 4096;
-constexpr std::size_t kNameDigits = 32;
+constexpr std::size_t kNameDigits = 24;
 
 bool is_private(const struct stat& about) {
   return about.st_uid == geteuid() && (about.st_mode & (S_IRWXG | S_IRWXO)) == 0;
@@ -54,10 +55,13 @@ std::string meeting_folder() {
   return folder;
 }
 
-// One for each job on each host: folders may be shared between hosts.
+std::string digest(std::string_view text) { return to_hex(proof("meeting", text)).substr(0, kNameDigits); }
+
+// Of the files of this host: folders may be shared between hosts.
+std::string name_prefix() { return fmt::format("tandem-meeting-{}-", digest(host_id())); }
+
 std::string meeting_path(const std::string& job_id) {
-  const std::string name = to_hex(proof("meeting", job_id + "\n" + host_id())).substr(0, kNameDigits);
-  return fmt::format("{}/tandem-meeting-{}", meeting_folder(), name);
+  return fmt::format("{}/{}{}", meeting_folder(), name_prefix(), digest(job_id));
 }
 
 struct Contents {
@@ -88,6 +92,20 @@ std::optional<Contents> read_file(const std::string& path) {
   return c;
 }
 
+// Removes what jobs that were killed have left.
+void remove_stale_files(const std::filesystem::path& folder) {
+  const std::string prefix = name_prefix();
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    try {
+      const std::optional<Contents> c = read_file(entry.path());
+      if (c && !is_running(c->writer)) unlink(entry.path().c_str());
+    } catch (const Error&) {  // it is not one of ours, or not yet written
+    }
+  }
+}
+
 }  // namespace
 
 MeetingFile::MeetingFile(const std::string& job_id, const Meeting& meeting) {
@@ -97,6 +115,7 @@ MeetingFile::MeetingFile(const std::string& job_id, const Meeting& meeting) {
         "another program of this job is starting on this host, too, and both would meet at '{}'; start one after the "
         "other, {}",
         path, kRemedy);
+  remove_stale_files(std::filesystem::path(path).parent_path());
   const std::string temporary = fmt::format("{}.{}", path, getpid());
   unlink(temporary.c_str());
   const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);

@@ -101,6 +101,10 @@ check_error(["another program of this job is starting on this host", "start one 
 alone.kill()
 alone.communicate()
 stale = meeting.read_text()
+check_job(srun(2, []), "shm")  # any other job clears up
+nothing_left()
+meeting.touch(0o600)
+meeting.write_text(stale)
 late = start([], slurm(1, 2, 77))  # finds the file that is left, and waits for a new one
 check_job([start([], slurm(0, 2, 77)), late], "shm")
 nothing_left()
