@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/tandem.h>
 
 #include "timing.h"
@@ -125,15 +126,16 @@ int main(int argc, char** argv) {
   Settings settings;
   std::string json_file;
   CLI::App app{
-      "Times all_reduce of one float32 tensor, in memory that the group allocates, over the ranks that tandem-run has "
-      "started, or over -n processes of its own. A time is that of the slowest rank. algbw = bytes / time, busbw = "
+      "Times all_reduce of one float32 tensor, in memory that the group allocates, over the ranks that tandem-run or "
+      "mpirun has started, or over -n processes of its own. A time is that of the slowest rank. algbw = bytes / time, "
+      "busbw = "
       "algbw * 2 (n-1) / n."};
-  app.add_option("-n", settings.ranks, "ranks, unless tandem-run has started them")
+  app.add_option("-n", settings.ranks, "ranks, unless a launcher has started them")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--backend", settings.backends, "shm, thread, gloo; a comma-separated list")
+  app.add_option("--backend", settings.backends, "shm, thread, gloo, mpi; a comma-separated list")
       ->delimiter(',')
-      ->check(CLI::IsMember({"shm", "thread", "gloo"}))
+      ->check(CLI::IsMember({"shm", "thread", "gloo", "mpi"}))
       ->capture_default_str();
   app.add_option("--bytes", settings.bytes, "sizes of the tensor, a comma-separated list")
       ->delimiter(',')
@@ -154,10 +156,9 @@ int main(int argc, char** argv) {
     check(written, "all_reduce", "the records were not saved");
   };
   try {
-    const char *rank = std::getenv("RANK"), *ranks = std::getenv("WORLD_SIZE");
-    // A process that a launcher or spawn has started has a rank.
-    if (rank == nullptr || ranks == nullptr) return parallel::spawn(run, {.nprocs = settings.ranks});
-    run(std::atoi(rank), std::atoi(ranks));
+    if (!parallel::is_launched()) return parallel::spawn(run, {.nprocs = settings.ranks});
+    const parallel::StartEnvironment start = parallel::start_environment();
+    run(start.rank.value().value, start.world_size.value().value);
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

@@ -219,7 +219,7 @@ void train_as_rank(const Options& o) {
 }
 
 int run(const Options& o) {
-  const bool is_rank = std::getenv("RANK") != nullptr;
+  const bool is_rank = parallel::is_launched();
   check(!is_rank || o.parallel == "ddp", "fashion_mnist",
         "several processes were started, but --parallel is {}; give --parallel ddp", o.parallel);
   if (o.parallel == "ddp") {

@@ -20,7 +20,7 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::Range(1, 64));
   app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
       ->check(CLI::Range(1, 64));
-  app.add_option("--backend", o.backend, "ddp: process group, shm or gloo (default: the best)")->type_name("NAME");
+  app.add_option("--backend", o.backend, "ddp: process group, shm, gloo or mpi (default: the best)")->type_name("NAME");
   app.add_option("--device", o.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("TYPE")

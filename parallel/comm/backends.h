@@ -26,6 +26,10 @@ std::shared_ptr<ProcessGroup> make_shm_group(const GroupSetup& setup);
 std::shared_ptr<ProcessGroup> make_thread_group(const GroupSetup& setup);
 /// Ranks anywhere, over Gloo's TCP transport. In builds without Gloo an Error that says so.
 std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup);
+/// Ranks that mpirun has started, over MPI, by the module libtandem_mpi.so.
+std::shared_ptr<ProcessGroup> make_mpi_group(const GroupSetup& setup);
+/// Error unless the module is there and MPI has started this process.
+void check_mpi();
 
 /// What spawn_threads tells the thread of a rank: its place, and the job's store.
 struct ThreadRank {

@@ -11,6 +11,7 @@
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/shm_engine.h>
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -35,9 +36,9 @@ std::unique_ptr<Job>& job() {
 }
 
 #ifdef TANDEM_GLOO
-constexpr const char* kBuiltIn = "use \"shm\" or \"gloo\"";
+constexpr const char* kBuiltIn = "use \"shm\", \"gloo\" or \"mpi\"";
 #else
-constexpr const char* kBuiltIn = "use \"shm\"; for \"gloo\" install libgloo-dev and build again";
+constexpr const char* kBuiltIn = "use \"shm\" or \"mpi\"; for \"gloo\" install libgloo-dev and build again";
 #endif
 
 // The function that makes the groups of a backend.
@@ -49,6 +50,7 @@ auto maker_of(const std::string& backend) {
         "backend '{}' is for ranks that are processes; use \"thread\" within spawn_threads", backend);
   if (backend == "thread") return &make_thread_group;
   if (backend == "shm") return &make_shm_group;
+  if (backend == "mpi") return &make_mpi_group;
 #ifdef TANDEM_GLOO
   if (backend == "gloo") return &make_gloo_group;
 #endif
@@ -100,7 +102,7 @@ std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) 
 
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
 void check_alone() {
-  check(is_initialized() || (std::getenv("RANK") == nullptr && t_thread_rank == nullptr), "process_group",
+  check(is_initialized() || (!is_launched() && t_thread_rank == nullptr), "process_group",
         "this process or thread is a rank of a job that it has not joined; call init_process_group first");
 }
 
@@ -122,6 +124,7 @@ void init_process_group(const InitOptions& given) {
   next->timeout_seconds = options.timeout_seconds;
   next->place = find_place(options);
   next->agreement = agree(next->place, options);
+  next->place.meeting.reset();
   next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
   std::vector<int> ranks;
   for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
@@ -131,6 +134,9 @@ void init_process_group(const InitOptions& given) {
 
 void destroy_process_group() { job().reset(); }
 bool is_initialized() { return job() != nullptr; }
+bool is_launched() {
+  return std::getenv("RANK") != nullptr || start_environment().started_size.value_or(Setting{1}).value > 1;
+}
 
 std::shared_ptr<ProcessGroup> default_group() {
   check(is_initialized(), "process_group", "the process has not joined a job; call init_process_group first");
@@ -178,7 +184,7 @@ int world_size() {
 }
 
 Device local_device() {
-  if (cuda::is_available()) return Device(DeviceType::cuda, number_from_environment("LOCAL_RANK").value_or(0));
+  if (cuda::is_available()) return Device(DeviceType::cuda, start_environment().local_rank.value_or(Setting{}).value);
   return Device();
 }
 

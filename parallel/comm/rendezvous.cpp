@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -14,7 +13,9 @@
 
 #include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/file_store.h>
+#include <tandem/parallel/comm/meeting_file.h>
 #include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/comm/tcp_store.h>
@@ -24,29 +25,26 @@ namespace {
 
 constexpr const char* kOp = "init_process_group";
 
+constexpr const char* kHowToStart =
+    "start the program with `tandem-run -n N program`, call spawn, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+    "MASTER_PORT";
+
 template <class T>
 T required(std::optional<T> value, const char* variable) {
-  check(value.has_value(), kOp,
-        "{} is not set; start the program with `tandem-run -n N program`, call spawn, or set RANK, WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT",
-        variable);
+  check(value.has_value(), kOp, "{} is not set; {}", variable, kHowToStart);
   return *value;
 }
 
-std::optional<std::string> text_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text == nullptr || *text == '\0' ? std::nullopt : std::optional<std::string>(text);
-}
-
 struct Address {
-  std::string host;
-  int port = 0;
+  std::string host = {};
+  int port = 0;  // 0: rank 0 shall have one from the system
+  std::string secret = {};
 };
 
 Address parse_address(std::string_view method) {
   const std::string_view rest = method.substr(std::string_view("tcp://").size());
   const std::size_t colon = rest.rfind(':');
-  Address a{.host = std::string(rest.substr(0, colon))};
+  Address a{.host = std::string(rest.substr(0, colon)), .secret = secret_from_environment()};
   bool good = colon != std::string_view::npos && colon > 0;
   if (good) {
     const char* last = rest.data() + rest.size();
@@ -58,20 +56,47 @@ Address parse_address(std::string_view method) {
 }
 
 // Rank 0 holds the store for as long as its process lives: the others may still need it when rank 0 has left, and a
-// later joining finds it again.
-std::shared_ptr<StoreServer> hold_store(const Address& address) {
+// later joining finds it again. A port of 0 becomes that of the store.
+std::shared_ptr<StoreServer> hold_store(Address& address) {
   static std::mutex mutex;
   static std::shared_ptr<StoreServer> held;
-  static std::string held_host;
+  static Address asked, given;
   const std::lock_guard lock(mutex);
-  if (held && held_host == address.host && held->port() == address.port) return held;
-  held.reset();
-  auto next = std::make_shared<StoreServer>(
-      StoreServerOptions{.host = address.host, .port = address.port, .secret = secret_from_environment()});
-  next->begin_restart(number_from_environment(kRestartVariable).value_or(0));
-  next->start();
-  held_host = address.host;
-  return held = std::move(next);
+  if (!held || asked.host != address.host || asked.port != address.port) {
+    held.reset();
+    if (address.port == 0) address.secret = random_bytes();
+    auto next = std::make_shared<StoreServer>(
+        StoreServerOptions{.host = address.host, .port = address.port, .secret = address.secret});
+    next->begin_restart(number_from_environment(kRestartVariable).value_or(0));
+    next->start();
+    asked = given = address;
+    given.port = next->port();
+    held = std::move(next);
+  }
+  address = given;
+  return held;
+}
+
+Address address_from_environment() {
+  Address a{.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR"),
+            .port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT"),
+            .secret = secret_from_environment()};
+  check(a.port >= 1 && a.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", a.port);
+  return a;
+}
+
+// For ranks that mpirun or srun has started here without an address.
+Address meet_on_this_host(Place& place, const std::string& job_id, double seconds) {
+  Address a{.host = "127.0.0.1"};
+  if (place.rank == 0) {
+    place.server = hold_store(a);
+    place.meeting = std::make_shared<MeetingFile>(job_id, Meeting{a.port, a.secret});
+  } else {
+    const Meeting meeting = read_meeting(job_id, place.rank, place.world_size, seconds);
+    a.port = meeting.port;
+    a.secret = meeting.secret;
+  }
+  return a;
 }
 
 std::string first_line(const char* path) {
@@ -120,29 +145,28 @@ std::string host_id() {
   return id;
 }
 
-std::optional<int> number_from_environment(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr) return std::nullopt;
-  int value = -1;
-  const std::string_view digits(text);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, kOp,
-        "{} is '{}'; it must be a whole number from 0 to {}", variable, text, std::numeric_limits<int>::max());
-  return value;
-}
-
 Place find_place(const InitOptions& options) {
   const std::string_view method = options.init_method;
   check(options.store == nullptr || method == "env://", kOp,
         "both a store and init_method '{}' are given; leave one out", method);
   if (t_thread_rank != nullptr)
     return {.rank = t_thread_rank->rank, .world_size = t_thread_rank->world_size, .store = t_thread_rank->store};
-  Place place;
-  place.rank = options.rank >= 0 ? options.rank : required(number_from_environment("RANK"), "RANK");
-  place.world_size =
-      options.world_size >= 0 ? options.world_size : required(number_from_environment("WORLD_SIZE"), "WORLD_SIZE");
-  check(place.world_size > 0, kOp, "WORLD_SIZE is {}; it must be at least 1", place.world_size);
-  check(place.rank < place.world_size, kOp, "rank {} is out of range: WORLD_SIZE is {}", place.rank, place.world_size);
+  if (options.backend == "mpi") check_mpi();
+  const StartEnvironment start = start_environment();
+  const auto setting = [](int option, const char* name, std::optional<Setting> found, const char* variable) {
+    return option >= 0 ? Setting{option, name} : required(found, variable);
+  };
+  const Setting rank = setting(options.rank, "rank", start.rank, "RANK"),
+                size = setting(options.world_size, "world_size", start.world_size, "WORLD_SIZE");
+  check(size.value > 0, kOp, "{} is {}; it must be at least 1", size.variable, size.value);
+  check(rank.value < size.value, kOp, "{} is {}, which is out of range: {} is {}", rank.variable, rank.value,
+        size.variable, size.value);
+  if (options.backend == "mpi" && start.started_rank && start.started_size)
+    check(rank.value == start.started_rank->value && size.value == start.started_size->value, kOp,
+          "{} is {} and {} is {}, but MPI has started this process as rank {} of {}; leave {} and {} out",
+          rank.variable, rank.value, size.variable, size.value, start.started_rank->value, start.started_size->value,
+          rank.variable, size.variable);
+  Place place{.rank = rank.value, .world_size = size.value};
   if (options.store) {
     place.store = options.store;
     return place;
@@ -161,20 +185,26 @@ Place find_place(const InitOptions& options) {
   } else {
     check(method == "env://", kOp, "init_method is '{}'; give \"env://\", \"tcp://host:port\" or \"file:///path\"",
           method);
-    address.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR");
-    address.port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT");
-    check(address.port >= 1 && address.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", address.port);
-    launcher_holds = text_from_environment(kLauncherStoreVariable) == "1";
+    const bool is_given = std::getenv("MASTER_ADDR") != nullptr || std::getenv("MASTER_PORT") != nullptr;
+    if (is_given || start.job_id.empty()) {
+      address = address_from_environment();
+      launcher_holds = text_from_environment(kLauncherStoreVariable) == "1";
+    } else {
+      check(start.one_host, kOp,
+            "the job runs on several hosts, and MASTER_ADDR is not set; set, on all ranks, MASTER_ADDR to an address "
+            "of rank 0's host, MASTER_PORT to a free port there, and TANDEM_SECRET_FILE to a file with a secret");
+      address = meet_on_this_host(place, start.job_id, options.timeout_seconds);
+    }
   }
   place.store_host = address.host;
-  if (place.rank == 0 && !launcher_holds) place.server = hold_store(address);
+  if (place.rank == 0 && !launcher_holds && !place.server) place.server = hold_store(address);
   place.store =
       std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
                                                  .port = address.port,
                                                  .rank = place.rank,
                                                  .world_size = place.world_size,
                                                  .timeout_seconds = options.timeout_seconds,
-                                                 .secret = secret_from_environment(),
+                                                 .secret = address.secret,
                                                  .restart = number_from_environment(kRestartVariable).value_or(0),
                                                  .holder = launcher_holds ? -1 : 0});
   return place;

@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 
 namespace tandem::parallel {
 
+class MeetingFile;
 class StoreServer;
 
 /// Set by a launcher that holds the store at MASTER_ADDR:MASTER_PORT itself.
@@ -24,6 +24,8 @@ struct Place {
   std::shared_ptr<StoreServer> server = nullptr;  // in the process that holds the store
   std::shared_ptr<Store> store = nullptr;
   std::string store_host = {};  // empty for a store that has none
+  std::shared_ptr<MeetingFile> meeting =
+      nullptr;  // on rank 0, where the others find the store by it; until all have come
 };
 /// Finds the place by the options and the environment, and connects to the store. Error says which setting is missing
 /// or wrong; CommError when the store does not come.
@@ -42,7 +44,5 @@ Agreement agree(const Place& place, const InitOptions& options);
 
 /// Equal in processes of one host: they can map each other's memory, and reach each other by its loopback address.
 std::string host_id();
-/// A number from the environment; null when the variable is not set, Error when it is no number.
-std::optional<int> number_from_environment(const char* variable);
 
 }  // namespace tandem::parallel

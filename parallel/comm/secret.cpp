@@ -32,22 +32,6 @@ void keep_openssl() {
   check(done == 1, kOp, "this OpenSSL cannot be used");
 }
 
-std::optional<std::string> from_hex(std::string_view digits) {
-  std::string bytes;
-  if (digits.size() % 2 != 0) return std::nullopt;
-  for (std::size_t i = 0; i < digits.size(); i += 2) {
-    int value = 0;
-    for (const char c : digits.substr(i, 2)) {
-      const auto at =
-          std::string_view("0123456789abcdef").find(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-      if (at == std::string_view::npos) return std::nullopt;
-      value = 16 * value + static_cast<int>(at);
-    }
-    bytes += static_cast<char>(value);
-  }
-  return bytes;
-}
-
 std::string read_file(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   check(fd >= 0, kOp, "{} names '{}', which cannot be opened: {}", kSecretFileVariable, path, std::strerror(errno));
@@ -87,6 +71,22 @@ std::string secret_from_environment() {
   }
   const char* path = std::getenv(kSecretFileVariable);
   return path == nullptr || *path == '\0' ? std::string() : read_file(path);
+}
+
+std::optional<std::string> from_hex(std::string_view digits) {
+  std::string bytes;
+  if (digits.size() % 2 != 0) return std::nullopt;
+  for (std::size_t i = 0; i < digits.size(); i += 2) {
+    int value = 0;
+    for (const char c : digits.substr(i, 2)) {
+      const auto at =
+          std::string_view("0123456789abcdef").find(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
+      if (at == std::string_view::npos) return std::nullopt;
+      value = 16 * value + static_cast<int>(at);
+    }
+    bytes += static_cast<char>(value);
+  }
+  return bytes;
 }
 
 std::string to_hex(std::string_view bytes) {

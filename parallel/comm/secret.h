@@ -1,5 +1,6 @@
 // The secret of a job, and how a process proves that it knows it.
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,8 @@ std::string random_bytes();
 std::string secret_from_environment();
 /// As text for kSecretVariable.
 std::string to_hex(std::string_view bytes);
+/// The bytes of such a text; null when it is none.
+std::optional<std::string> from_hex(std::string_view digits);
 /// HMAC-SHA256 (RFC 2104) of a text with the secret as key: 32 bytes.
 std::string proof(std::string_view secret, std::string_view text);
 /// Compares in a time that does not depend on where the texts differ.

@@ -28,6 +28,20 @@ $cxx "$source/examples/data_parallel_loss.cpp" -o "$prefix/static" -std=c++20 -I
 "$prefix/static"
 echo "static library: links and runs"
 
+if [ -e "$build/libtandem_mpi.so" ] && command -v mpirun >/dev/null 2>&1; then
+  # A rank of a job, linked with either library. The static one has no folder in which to look for the module.
+  program=$source/tests/parallel/rendezvous_program.cpp
+  # shellcheck disable=SC2086
+  $cxx "$program" -o "$prefix/rank" $flags -Wl,-rpath,"$library"
+  # shellcheck disable=SC2086
+  $cxx "$program" -o "$prefix/static_rank" -std=c++20 -I"$root/include" "$library/libtandem.a" \
+    $(pkg-config --define-variable=prefix="$root" --static --libs tandem | sed 's/-ltandem//; s/-L[^ ]*//')
+  launch="mpirun --allow-run-as-root --oversubscribe -n 2"
+  $launch "$prefix/rank" env:// mpi
+  TANDEM_MPI_MODULE=$library/libtandem_mpi.so $launch "$prefix/static_rank" env:// mpi
+  echo "MPI: the module is found"
+fi
+
 if ! command -v cmake >/dev/null 2>&1; then
   echo "cmake is not installed: its package is not tried"
   exit 1

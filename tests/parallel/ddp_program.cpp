@@ -1,5 +1,5 @@
 // The cases of DistributedDataParallel over real processes. Ends with 1 on a fault.
-// usage: ddp_program BACKEND
+// usage: ddp_program BACKEND; for mpi it is one rank, which mpirun starts
 #include <chrono>
 #include <thread>
 
@@ -25,19 +25,28 @@ void uneven_batches(int rank, int ranks, const std::string& backend) {
   parallel::destroy_process_group();
 }
 
+void all_cases(const std::string& backend) {
+  parallel::init_process_group({.backend = backend});
+  test::run_ddp_cases(parallel::default_group());
+  parallel::destroy_process_group();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string backend = argv[1];
+  if (backend == "mpi") {
+    try {
+      all_cases(backend);
+      return 0;
+    } catch (const std::exception& e) {
+      fmt::print(stderr, "{}\n", e.what());
+      return 1;
+    }
+  }
   for (int ranks = 1; ranks <= 4; ++ranks) {
-    const int code = parallel::spawn(
-        [&](int, int) {
-          parallel::init_process_group({.backend = backend});
-          test::run_ddp_cases(parallel::default_group());
-          parallel::destroy_process_group();
-        },
-        {.nprocs = ranks});
+    const int code = parallel::spawn([&](int, int) { all_cases(backend); }, {.nprocs = ranks});
     if (code != 0) return code;
   }
   return parallel::spawn([&](int rank, int ranks) { uneven_batches(rank, ranks, backend); }, {.nprocs = 2});

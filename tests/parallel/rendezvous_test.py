@@ -127,7 +127,7 @@ check_error(["RANK is 'x'; it must be a whole number"], [], **{**good, "RANK": "
 check_error(["WORLD_SIZE is '-2'; it must be a whole number"], [], **{**good, "WORLD_SIZE": "-2"})
 check_error(["WORLD_SIZE is 0; it must be at least 1"], [], **{**good, "WORLD_SIZE": "0"})
 check_error(["MASTER_ADDR must be an address of the host of rank 0"], [], **{**good, "RANK": "0", "MASTER_ADDR": "192.0.2.1"})
-check_error(["rank 5 is out of range: WORLD_SIZE is 2"], [], **{**good, "RANK": 5, "WORLD_SIZE": 2})
+check_error(["RANK is 5, which is out of range: WORLD_SIZE is 2"], [], **{**good, "RANK": 5, "WORLD_SIZE": 2})
 check_error(["MASTER_PORT is 99999; it must be 1 to 65535"], [], **{**good, "MASTER_PORT": 99999})
 check_error(["init_method is 'http://x'; give \"env://\", \"tcp://host:port\" or \"file:///path\""], ["http://x"], **good)
 for address in ["tcp://here", "tcp://:5", "tcp://here:", "tcp://here:0", "tcp://here:7x"]:

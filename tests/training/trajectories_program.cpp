@@ -1,6 +1,7 @@
 // Losses, gradients and weights over 50 steps on Fashion-MNIST against PyTorch's, from a start that both compute by
 // formula, on one device and in every parallel mode. trajectories.json was made with PyTorch 1.13.1 in float32 on one
-// thread. usage: trajectories_program one | dp N | ddp N BACKEND. Ends with 1 on a fault.
+// thread. usage: trajectories_program one | dp N | ddp N BACKEND; for the backend mpi it is one of N ranks,
+// which mpirun starts. Ends with 1 on a fault.
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -153,6 +154,10 @@ int main(int argc, char** argv) {
   try {
     if (mode.name == "ddp" && backend == "thread") {
       parallel::spawn_threads(as_rank, {.nthreads = mode.devices});
+      return 0;
+    }
+    if (mode.name == "ddp" && backend == "mpi") {
+      as_rank(0, 0);
       return 0;
     }
     if (mode.name == "ddp") return parallel::spawn(as_rank, {.nprocs = mode.devices});

@@ -1,0 +1,34 @@
+// The variables by which a launcher tells a process its place: those of torchrun, and mpirun's and srun's.
+#pragma once
+#include <optional>
+#include <string>
+
+namespace tandem::parallel {
+
+/// A number that the environment gives, and the variable that it stands in.
+struct Setting {
+  int value = 0;
+  const char* variable = "";
+};
+
+/// What the environment says about this process's place in its job.
+struct StartEnvironment {
+  // RANK, WORLD_SIZE and LOCAL_RANK; where one is not set, that of mpirun or srun.
+  std::optional<Setting> rank = {}, world_size = {}, local_rank = {};
+  // What mpirun or srun says, also where it is set aside.
+  std::optional<Setting> started_rank = {}, started_size = {};
+  bool one_host = false;    // mpirun or srun has started all processes on this host
+  std::string job_id = {};  // the same in those processes alone; empty when they were started in another way
+};
+
+/// Reads Open MPI's variables, or else MPICH's, or else Slurm's, the latter in steps that srun has started. Error when
+/// a variable is no number.
+StartEnvironment start_environment();
+/// Whether an MPI has started this process, and so MPI can be initialised as one of several ranks.
+bool started_by_mpi();
+/// A number from the environment; null when the variable is not set, Error when it is no number.
+std::optional<int> number_from_environment(const char* variable);
+/// A text from the environment; null when the variable is not set, or empty.
+std::optional<std::string> text_from_environment(const char* variable);
+
+}  // namespace tandem::parallel
