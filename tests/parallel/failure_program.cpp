@@ -1,7 +1,7 @@
 // One rank of a job in which something breaks, for failure_test.py: trains or sums, and says how it ended. A line
 // "@RANK done", "@RANK lost OTHER TEXT" or "@RANK error TEXT" is the last that a rank prints.
-// usage: failure_program BACKEND TIMEOUT train STEPS [FILE]   DDP; rank 0 saves to the file at each step
-//        failure_program BACKEND TIMEOUT CALLS                sums or one of kCalls, in which the last rank differs
+// usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; rank 0 saves to the file at each step
+//        failure_program BACKEND TIMEOUT CALLS                          "sums", or calls in which the last rank differs
 #include <unistd.h>
 
 #include <cstdio>
@@ -65,12 +65,14 @@ void call(const std::string& what, bool odd) {
 void run_rank(int rank, int ranks) {
   const std::string &backend = arguments[1], &what = arguments[3];
   const double timeout = std::atof(arguments[2].c_str());
-  if (timeout < 10) {  // a short time is not for the start of the processes
+  const bool at_once = arguments.size() > 6;
+  if (timeout < 10 && !at_once) {  // a short time is not for the start of the processes
     parallel::init_process_group({.backend = backend});
     parallel::barrier();
     parallel::destroy_process_group();
   }
   parallel::init_process_group({.backend = backend, .timeout_seconds = timeout});
+  say(rank, "joined");
   if (what == "train")
     train(std::atoi(arguments[4].c_str()), arguments.size() > 5 ? arguments[5] : "");
   else
@@ -82,6 +84,7 @@ void run_rank(int rank, int ranks) {
 // What a rank does with its errors; 0 when there is none.
 int report(int rank, int ranks) {
   try {
+    say(rank, fmt::format("pid {}", getpid()));
     run_rank(rank, ranks);
     say(rank, "done");
     return 0;
