@@ -37,6 +37,19 @@ Milliseconds in_milliseconds(double seconds) {
   return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
 }
 
+// Throws when this rank of the job is a member and has ended. The first that any member finds is what all say: others
+// may have left since, for that reason.
+void throw_if_ended(const GroupSetup& setup, int rank, int ended) {
+  const auto member = std::find(setup.ranks.begin(), setup.ranks.end(), ended);
+  if (member == setup.ranks.end() || !setup.store->check(ended_key(ended))) return;
+  const std::string reason = setup.store->compare_set(
+      setup.name + "/lost", "", fmt::format("{}|{}", member - setup.ranks.begin(), setup.store->get(ended_key(ended))));
+  int first = 0;
+  const char* bar = std::from_chars(reason.data(), reason.data() + reason.size(), first).ptr;
+  throw CommError(first, fmt::format("{}rank {} {} while this rank made the group",
+                                     who(rank, static_cast<int>(setup.ranks.size())), first, bar + 1));
+}
+
 // Our store as Gloo sees it. Gloo's keys are the members' ranks.
 class StoreAdapter final : public gloo::rendezvous::Store {
  public:
@@ -49,9 +62,10 @@ class StoreAdapter final : public gloo::rendezvous::Store {
       const std::string value = setup_.store->get(full(key));
       return {value.begin(), value.end()};
     } catch (const CommError& e) {
+      throw_if_ended(setup_, rank_, e.rank());
       if (e.rank() >= 0 || !setup_.store->check("joins/0")) throw;
       int missing = -1;
-      std::from_chars(key.data(), key.data() + key.size(), missing);
+      if (std::from_chars(key.data(), key.data() + key.size(), missing).ec != std::errc()) throw;
       throw CommError(missing,
                       fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
                                   "new_group, in the same order",
@@ -108,25 +122,19 @@ gloo::transport::tcp::attr device_address(const std::string& store_host) {
   return a;
 }
 
-// All members have all their connections, or one is lost, and then get says which.
-void meet(const GroupSetup& setup) {
-  const std::string name = setup.name + "/gloo/";
+// All members have all their connections, or one is lost.
+void meet(const GroupSetup& setup, StoreAdapter& store) {
   const auto size = static_cast<std::int64_t>(setup.ranks.size());
-  if (setup.store->add(name + "connected", 1) == size) setup.store->set(name + "ready", "");
-  setup.store->get(name + "ready");
+  if (setup.store->add(setup.name + "/gloo/connected", 1) == size) store.set("ready", {});
+  store.get("ready");
 }
 
 // Throws for a member that ends before or within a second: its connections end a little earlier than the store knows.
 void check_ended(const GroupSetup& setup, int rank) {
   for (const auto give_up = Clock::now() + std::chrono::seconds(1); Clock::now() < give_up;
        std::this_thread::sleep_for(Milliseconds(20)))
-    for (std::size_t i = 0; i < setup.ranks.size(); ++i) {
-      const std::string key = ended_key(setup.ranks[i]);
-      if (static_cast<int>(i) != rank && setup.store->check(key))
-        throw CommError(setup.ranks[i],
-                        fmt::format("{}rank {} {} while this rank made the group",
-                                    who(rank, static_cast<int>(setup.ranks.size())), i, setup.store->get(key)));
-    }
+    for (const int member : setup.ranks)
+      if (member != setup.world_rank) throw_if_ended(setup, rank, member);
 }
 
 struct Pending {
@@ -222,7 +230,7 @@ GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<
     state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));
     if (size > 1) {
       state_->context->connectFullMesh(store, device);
-      meet(setup);
+      meet(setup, store);
     }
   } catch (const Error&) {
     throw;

@@ -38,7 +38,7 @@ IN_CALL = r"while this rank waited in \w+ \(.*call \d+\)"
 JOINING = r"(while this rank waited for the key '.*' in the store|before it made the group|while this rank made the " \
           r"group|while this rank waited in barrier \(call 0\))"
 DISAGREE = r"the ranks disagree: rank \d calls .* \(.*call \d+\).*, rank \d calls .*; every rank must call the same"
-LATE = r"(has given up on rank \d|came to \w+ \(.*\) after the other ranks had given up)"
+LATE = r"(has given up on rank \d|came to .*\(.*call \d+\).* after the other ranks had given up)"
 
 
 @dataclasses.dataclass
@@ -80,20 +80,20 @@ CASES = [
     Case("stopped between steps", "stop rank=1 step=3", 1, silent=True, timeout=2),
     Case("stopped inside backward", "stop rank=2 backward=3", 2, silent=True, timeout=2, on="hand"),
     Case("stopped inside a collective", "stop rank=1 collective=5", 1, silent=True, timeout=2, program=SUMS, on="hand"),
-    Case("late", "delay rank=1 step=3 seconds=5", 1, silent=True, timeout=2, victim_says=f"lost \\d .*{LATE}",
+    Case("late", "delay rank=1 step=3 seconds=4", 1, silent=True, timeout=2, victim_says=f"lost \\d .*{LATE}",
          backends="shm gloo thread"),
-    Case("late in backward", "delay rank=2 backward=3 seconds=5", 2, silent=True, timeout=2, on="hand",
+    Case("late in backward", "delay rank=2 backward=3 seconds=4", 2, silent=True, timeout=2, on="hand",
          victim_says=f"lost \\d .*{LATE}", backends="shm gloo thread"),
     # Ending early, with success or not.
     Case("ends with 0", "exit rank=1 step=3", 1, "ended with exit code 0"),
     Case("ends with 0 in init", "exit rank=2 group", 2, "ended with exit code 0", JOINING),
     Case("ends with 3 in backward", "exit rank=2 backward=2 code=3", 2, "ended with exit code 3"),
     # Throwing.
-    Case("throws", "throw rank=1 step=3", 1, "(ended with exit code 1|has failed)", victim_says="error .*fault injected: throw",
+    Case("throws", "throw rank=1 step=3", 1, "(ended with exit code 1|has failed|has left the job)", victim_says="error .*fault injected: throw",
          backends="shm gloo thread"),
-    Case("throws in init", "throw rank=1 group", 1, "(ended with exit code 1|has failed)", JOINING,
+    Case("throws in init", "throw rank=1 group", 1, "(ended with exit code 1|has failed|has left the job)", JOINING,
          victim_says="error .*fault injected: throw", backends="shm gloo thread"),
-    Case("throws in a collective", "throw rank=1 collective=4", 1, "(ended with exit code 1|has failed)", program=SUMS,
+    Case("throws in a collective", "throw rank=1 collective=4", 1, "(ended with exit code 1|has failed|has left the job)", program=SUMS,
          victim_says="error .*fault injected: throw", backends="shm gloo thread"),
     Case("throws in backward", "throw rank=2 backward=3", 2, r"cannot take part in all_reduce \(",
          r"rank 2 of 3: its backward ended with an error", victim_says="error .*fault injected: throw",
@@ -199,7 +199,7 @@ def end_of(case, launch):
         waited = rf"(waited {case.timeout:g} s in .* for rank {case.victim}\b|rank \d has given up on rank {case.victim} " \
                  rf"{IN_CALL})"
         return case.where if case.where != IN_CALL else waited
-    how = case.how if launch != "hand" or "cannot take part" in case.how else "has ended"
+    how = case.how if launch != "hand" or "cannot take part" in case.how else "has (ended|left the job|left the group)"
     # A store that goes with its holder says so itself.
     gone = r"|the store at \S+ is lost: .*; rank 0, which held it, has ended" if case.victim == 0 and launch == "hand" else ""
     return rf"(rank {case.victim} {how}.* {case.where}{gone})"
