@@ -39,7 +39,8 @@ IN_CALL = r"while this rank waited in \w+ \(.*call \d+\)"
 JOINING = r"(while this rank waited for the key '.*' in the store|before it made the group|while this rank made the " \
           r"group|while this rank waited in barrier \(call 0\))"
 DISAGREE = r"the ranks disagree: rank \d calls .* \(.*call \d+\).*, rank \d calls .*; every rank must call the same"
-LATE = r"(has given up on rank \d|came to .*\(.*call \d+\).* after the other ranks had given up)"
+LATE = r"(has given up on rank \d|came to .*\(.*call \d+\).* after the other ranks had given up|" \
+       rf"rank \d has (ended|left the job|left the group) {IN_CALL})"
 
 
 @dataclasses.dataclass
