@@ -81,13 +81,13 @@ void run_rank(int rank, int ranks) {
   parallel::destroy_process_group();
 }
 
-// What a rank does with its errors; 0 when there is none.
-int report(int rank, int ranks) {
+// Says how the rank ended; the text of its error, if any.
+std::string report(int rank, int ranks) {
   try {
     say(rank, fmt::format("pid {}", getpid()));
     run_rank(rank, ranks);
     say(rank, "done");
-    return 0;
+    return {};
   } catch (const parallel::CommError& e) {
     const std::string text = e.what();
     bool again = !parallel::is_initialized() || text.find("the ranks disagree") != std::string::npos;
@@ -97,10 +97,11 @@ int report(int rank, int ranks) {
       again = true;
     }
     say(rank, again ? fmt::format("lost {} {}", e.rank(), text) : "error: a call after the loss succeeded");
+    return text;
   } catch (const std::exception& e) {
     say(rank, fmt::format("error {}", e.what()));
+    return e.what();
   }
-  return 1;
 }
 
 }  // namespace
@@ -109,19 +110,15 @@ int main(int argc, char** argv) {
   arguments.assign(argv, argv + argc);
   if (argc < 4) return 2;
   alarm(60);  // a rank that hangs is a fault, and ends
-  if (arguments[1] != "thread") return report(std::atoi(std::getenv("RANK")), std::atoi(std::getenv("WORLD_SIZE")));
-  int code = 0;
-  std::mutex mutex;
+  if (arguments[1] != "thread")
+    return report(std::atoi(std::getenv("RANK")), std::atoi(std::getenv("WORLD_SIZE"))).empty() ? 0 : 1;
   try {
     parallel::spawn_threads(
-        [&](int rank, int ranks) {
-          const int mine = report(rank, ranks);
-          const std::lock_guard lock(mutex);
-          code = std::max(code, mine);
-          if (mine != 0) throw Error("failed");  // the other ranks learn of it
+        [](int rank, int ranks) {
+          if (const std::string text = report(rank, ranks); !text.empty()) throw Error(text);  // the others learn of it
         },
         {.nthreads = 3});
   } catch (const Error&) {
+    return 1;
   }
-  return code;
 }

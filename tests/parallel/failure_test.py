@@ -224,6 +224,8 @@ def check(case, launch, job, folder):
         text = rf"@{r} lost {case.victim} rank {r} of {RANKS}: .*{end_of(case, launch)}"
         if thrown and launch == "hand" and case.where == JOINING:  # rank 0 may have left with the store for that reason
             text += rf"|@{r} lost 0 rank {r} of {RANKS}: the store at \S+ is lost: .*; rank 0, which held it, has ended"
+        if launch == "threads" and case.where == JOINING:  # who comes later hears of one that has failed for that reason
+            text += rf"|@{r} lost \d .*\(rank \d of {RANKS}: rank {case.victim} has failed"
         assert job.find(text), f"not as expected: {text}"
         assert seen - broke < limit, f"rank {r} took {seen - broke:.2f} s, more than {limit}"
     if case.victim_says:
