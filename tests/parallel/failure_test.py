@@ -237,7 +237,9 @@ def check(case, launch, job, folder):
     if launch == "hand":
         for r in survivors:
             assert codes[r] == 1, f"rank {r} ended with {codes[r]}"
-    elif launch == "launcher":
+    elif launch == "threads":
+        assert codes == [1], codes
+    else:
         assert codes == [137] if "kill" in case.fault else codes[0] > 0, codes
         if "kill" in case.fault:
             assert job.find(rf"tandem: .*rank {case.victim}\b.*signal 9"), "the launcher does not name the rank"
