@@ -18,6 +18,7 @@
 #include <tandem/optim/adam.h>
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
+#include <tandem/parallel/checkpoint.h>
 #include <tandem/parallel/comm/file_store.h>
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/parallel/comm/prefix_store.h>

@@ -36,6 +36,19 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, const std::ve
       parameters, optim::SGDOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
 }
 
+// How often the launcher has started this job again; -1 without a launcher.
+int restarts() {
+  const char* count = std::getenv("RESTART_COUNT");
+  return count == nullptr ? -1 : std::atoi(count);
+}
+
+// What a job that is started again finds must be its own, and not what an earlier run has left under that name.
+void set_aside_old_checkpoint(const Options& o) {
+  const char* rank = std::getenv("RANK");
+  if (restarts() != 0 || rank == nullptr || std::atoi(rank) != 0 || o.save == o.resume) return;
+  if (std::filesystem::is_regular_file(o.save)) std::filesystem::rename(o.save, o.save + ".old");
+}
+
 class Trainer {
  public:
   explicit Trainer(const Options& options)
@@ -44,7 +57,8 @@ class Trainer {
         train_set_({.root = o_.data, .train = true}),
         test_set_({.root = o_.data, .train = false}),
         device_(ddp_mode_ && o_.device == "cuda" ? parallel::local_device() : Device(o_.device)),
-        report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", !o_.resume.empty()) {
+        resume_from_(checkpoint_to_resume()),
+        report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", continues()) {
     check_exists("fashion_mnist", device_);
     check_files();
     manual_seed(static_cast<std::uint64_t>(o_.seed));
@@ -55,7 +69,7 @@ class Trainer {
     if (o_.parallel == "dp") dp_.emplace(net_);
     if (o_.parallel == "ddp") ddp_.emplace(net_);
     progress_.numbers = settings();
-    if (!o_.resume.empty()) resume();
+    if (!resume_from_.empty()) resume();
   }
 
   void run() {
@@ -115,11 +129,17 @@ class Trainer {
                                                    : 2.0}};
   }
 
+  // A job that the launcher has started again goes on from what it has saved. No rank saves before all have come here.
+  std::string checkpoint_to_resume() const {
+    return restarts() > 0 && std::filesystem::exists(o_.save) ? o_.save : o_.resume;
+  }
+  bool continues() const { return restarts() > 0 || !o_.resume.empty(); }
+
   void resume() {
-    load(o_.resume, {net_, optimizer_, progress_}, {.map_location = device_});
+    load(resume_from_, {net_, optimizer_, progress_}, {.map_location = device_});
     for (const auto& [name, value] : settings())
       check(progress_.numbers[name] == value, "fashion_mnist",
-            "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", o_.resume, name,
+            "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", resume_from_, name,
             progress_.numbers[name], value);
   }
 
@@ -132,8 +152,8 @@ class Trainer {
     const int threads = num_threads() * parallel::world_size();
     std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
                                    optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
-    if (!o_.resume.empty())
-      text += fmt::format("\nresumed from {}: epoch {}, batch {}", o_.resume, progress_.epoch + 1, progress_.batch);
+    if (!resume_from_.empty())
+      text += fmt::format("\nresumed from {}: epoch {}, batch {}", resume_from_, progress_.epoch + 1, progress_.batch);
     if (progress_.epoch >= o_.epochs) text += "\nnothing is left to do: the epochs asked for are done";
     return text;
   }
@@ -197,6 +217,7 @@ class Trainer {
   const bool ddp_mode_;
   data::FashionMNIST train_set_, test_set_;
   const Device device_;
+  const std::string resume_from_;  // empty: begin anew
   Report report_;
   std::shared_ptr<Net> net_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -207,6 +228,7 @@ class Trainer {
 };
 
 void train_as_rank(const Options& o) {
+  set_aside_old_checkpoint(o);
   parallel::init_process_group(
       {.backend = o.backend, .timeout_seconds = 300});  // rank 0 evaluates and saves while the others wait
   const int ranks = parallel::world_size();

@@ -10,7 +10,11 @@ int parse_options(int argc, char** argv, Options& o) {
       "  fashion_mnist --epochs 5\n"
       "  fashion_mnist --parallel dp --devices 2\n"
       "  fashion_mnist --parallel ddp --nproc 2\n"
-      "  tandem-run -n 2 fashion_mnist --parallel ddp\n"};
+      "  tandem-run -n 2 fashion_mnist --parallel ddp\n"
+      "  tandem-run -n 2 --max-restarts 3 fashion_mnist --parallel ddp --save run.safetensors --save-every 100\n\n"
+      "A job that the launcher starts again (RESTART_COUNT is above 0) goes on from the file of --save. At its first "
+      "start "
+      "a file of that name is set aside as FILE.old."};
   app.get_formatter()->column_width(28);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts put defaults first
   auto* parallel =
@@ -55,7 +59,9 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::PositiveNumber)
       ->type_name("STEPS")
       ->needs(save);
-  app.add_option("--resume", o.resume, "go on from a file written by --save")->type_name("FILE");
+  app.add_option("--resume", o.resume,
+                 "go on from a file written by --save; a job that was started again takes that of --save")
+      ->type_name("FILE");
   app.add_option("--log", o.log, "write a line of JSON for each epoch here")->type_name("FILE");
   app.add_flag("--quiet", o.quiet, "print nothing but errors");
   try {

@@ -9,6 +9,7 @@
 #include <tandem/optim/state_reader.h>
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/fault.h>
 #include <tandem/tensor/threads.h>
 
 namespace tandem::optim {
@@ -157,6 +158,7 @@ void Optimizer::call_first_step_hooks() {
 }
 
 void Optimizer::step() {
+  fault::point(fault::Point::step);
   const NoGradGuard no_grad;
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());

@@ -12,6 +12,7 @@
 #include <tandem/parallel/bucket.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/fault.h>
 
 namespace tandem::parallel {
 namespace {
@@ -156,6 +157,7 @@ struct Reducer::State {
       flight.error = std::current_exception();
     }
     flights.push_back(std::move(flight));
+    if (flights.size() == 1) fault::point(fault::Point::backward);
     watch();
   }
   void launch() {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
@@ -14,8 +15,9 @@
 #include <mutex>
 #include <thread>
 
-#include <gloo/rendezvous/context.h>
+#include <gloo/context.h>
 #include <gloo/rendezvous/store.h>
+#include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <tandem/parallel/comm/mesh.h>
@@ -37,7 +39,7 @@ Milliseconds in_milliseconds(double seconds) {
   return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
 }
 
-// Our store as Gloo sees it. Gloo's keys are the members' ranks.
+// Our store as Gloo sees it, for the time in which the group is made. Keys begin with the rank of who sets them.
 class StoreAdapter final : public gloo::rendezvous::Store {
  public:
   StoreAdapter(const GroupSetup& setup, int rank) : setup_(setup), rank_(rank) {}
@@ -45,26 +47,50 @@ class StoreAdapter final : public gloo::rendezvous::Store {
     setup_.store->set(full(key), {data.data(), data.size()});
   }
   std::vector<char> get(const std::string& key) override {
-    try {
-      const std::string value = setup_.store->get(full(key));
-      return {value.begin(), value.end()};
-    } catch (const CommError& e) {
-      if (e.rank() >= 0 || !setup_.store->check("joins/0")) throw;
-      int missing = -1;
-      std::from_chars(key.data(), key.data() + key.size(), missing);
-      throw CommError(missing,
-                      fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
-                                  "new_group, in the same order",
-                                  who(rank_, static_cast<int>(setup_.ranks.size())), setup_.timeout_seconds, key));
+    int member = 0;
+    std::from_chars(key.data(), key.data() + key.size(), member);
+    const auto deadline = Clock::now() + in_milliseconds(setup_.timeout_seconds);
+    for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+      if (setup_.store->check(full(key))) break;
+      check_end_of(member);
+      if (Clock::now() > deadline) fail_waiting_for(member);
+      std::this_thread::sleep_for(pause);
     }
+    const std::string value = setup_.store->get(full(key));
+    return {value.begin(), value.end()};
   }
   void wait(const std::vector<std::string>& keys) override {
     for (const std::string& key : keys) get(key);
   }
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override { wait(keys); }
 
+  /// Throws when the member has ended, or another has found the group broken. The first that any member finds is what
+  /// all say: others may have left since, for that reason.
+  void check_end_of(int member) const {
+    const std::string lost = setup_.name + "/lost", ended = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
+    Store& store = *setup_.store;
+    std::string reason;
+    if (store.check(lost))
+      reason = store.get(lost);
+    else if (store.check(ended))
+      reason = store.compare_set(lost, "", fmt::format("{}|{}", member, store.get(ended)));
+    else
+      return;
+    std::from_chars(reason.data(), reason.data() + reason.size(), member);
+    const std::string how = reason.substr(std::min(reason.find('|') + 1, reason.size()));
+    throw CommError(member, fmt::format("{}rank {} {} while this rank made the group", me(), member,
+                                        how.empty() ? "was waited for in vain" : how));
+  }
+  [[noreturn]] void fail_waiting_for(int member) const {
+    throw CommError(member, fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
+                                        "new_group, in the same order",
+                                        me(), setup_.timeout_seconds, member));
+  }
+
  private:
+  using Store = tandem::parallel::Store;
   std::string full(const std::string& key) const { return setup_.name + "/gloo/" + key; }
+  std::string me() const { return who(rank_, static_cast<int>(setup_.ranks.size())); }
   const GroupSetup& setup_;
   int rank_;
 };
@@ -108,25 +134,79 @@ gloo::transport::tcp::attr device_address(const std::string& store_host) {
   return a;
 }
 
-// All members have all their connections, or one is lost, and then get says which.
-void meet(const GroupSetup& setup) {
-  const std::string name = setup.name + "/gloo/";
-  const auto size = static_cast<std::int64_t>(setup.ranks.size());
-  if (setup.store->add(name + "connected", 1) == size) setup.store->set(name + "ready", "");
-  setup.store->get(name + "ready");
-}
+// The connections of a group. Gloo's own connectFullMesh does not notice when a peer ends, and waits for five timeouts.
+class Connections final : public gloo::Context {
+ public:
+  using gloo::Context::Context;
+  void connect(const GroupSetup& setup, const std::shared_ptr<gloo::transport::Device>& device) {
+    StoreAdapter store(setup, rank);
+    device_ = device;
+    transportContext_ = device->createContext(rank, size);
+    transportContext_->setTimeout(getTimeout());
+    std::vector<char> addresses;  // for each peer its own
+    std::size_t bytes = 0;
+    for_peers([&](int r) {
+      const std::vector<char> address = transportContext_->createPair(r)->address().bytes();
+      bytes = address.size();
+      addresses.resize(bytes * static_cast<std::size_t>(size));
+      std::copy(address.begin(), address.end(), part(addresses, bytes, r));
+    });
+    store.set(std::to_string(rank), addresses);
+    for_peers([&](int r) {
+      std::vector<char> theirs = store.get(std::to_string(r));
+      check(theirs.size() == addresses.size(), "gloo", "the addresses of rank {} are not understood", r);
+      const auto mine = part(theirs, bytes, rank);
+      connect(store, r, {mine, mine + static_cast<std::ptrdiff_t>(bytes)}, setup.timeout_seconds);
+    });
+    store.set(fmt::format("{}/connected", rank), {});
+    for_peers([&](int r) { store.get(fmt::format("{}/connected", r)); });
+  }
+
+ private:
+  template <class Body>
+  void for_peers(const Body& body) const {
+    for (int r = 0; r < size; ++r)
+      if (r != rank) body(r);
+  }
+  static std::vector<char>::iterator part(std::vector<char>& all, std::size_t bytes, int r) {
+    return all.begin() + static_cast<std::ptrdiff_t>(bytes) * r;
+  }
+  // A thread looks after the peer meanwhile, and closes the connection where there is no use in waiting on.
+  void connect(const StoreAdapter& store, int peer, const std::vector<char>& address, double seconds) {
+    std::exception_ptr error, gloos_error;
+    {
+      std::mutex mutex;
+      std::condition_variable_any changed;
+      const std::jthread watcher([&](const std::stop_token& stop) {
+        std::unique_lock lock(mutex);
+        const auto deadline = Clock::now() + in_milliseconds(seconds);
+        while (!changed.wait_for(lock, stop, kTick, [&] { return stop.stop_requested(); }) && !stop.stop_requested()) {
+          try {
+            if (!error) store.check_end_of(peer);
+            if (!error && Clock::now() > deadline) store.fail_waiting_for(peer);
+          } catch (...) {
+            error = std::current_exception();
+          }
+          if (error) getPair(peer)->close();
+        }
+      });
+      try {
+        getPair(peer)->connect(address);
+      } catch (...) {
+        gloos_error = std::current_exception();
+      }
+    }
+    if (error || gloos_error) std::rethrow_exception(error ? error : gloos_error);
+  }
+};
 
 // Throws for a member that ends before or within a second: its connections end a little earlier than the store knows.
 void check_ended(const GroupSetup& setup, int rank) {
+  const StoreAdapter store(setup, rank);
   for (const auto give_up = Clock::now() + std::chrono::seconds(1); Clock::now() < give_up;
        std::this_thread::sleep_for(Milliseconds(20)))
-    for (std::size_t i = 0; i < setup.ranks.size(); ++i) {
-      const std::string key = ended_key(setup.ranks[i]);
-      if (static_cast<int>(i) != rank && setup.store->check(key))
-        throw CommError(setup.ranks[i],
-                        fmt::format("{}rank {} {} while this rank made the group",
-                                    who(rank, static_cast<int>(setup.ranks.size())), i, setup.store->get(key)));
-    }
+    for (int member = 0; member < static_cast<int>(setup.ranks.size()); ++member)
+      if (member != rank) store.check_end_of(member);
 }
 
 struct Pending {
@@ -159,7 +239,7 @@ struct GlooMesh::State {
   std::shared_ptr<Store> store;
   std::vector<int> ranks;  // in the job
   std::string lost_key;    // set when any member has found the group broken
-  std::shared_ptr<gloo::rendezvous::Context> context;
+  std::shared_ptr<Connections> context;
   std::uint64_t slot = 0;
 
   // While a transfer is waited for, the ticker interrupts the wait now and then, so that the connections of the other
@@ -217,13 +297,9 @@ GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<
   try {
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(device_address(setup.store_host));
-    StoreAdapter store(setup, rank);
-    state_->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    state_->context = std::make_shared<Connections>(rank, size);
     state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));
-    if (size > 1) {
-      state_->context->connectFullMesh(store, device);
-      meet(setup);
-    }
+    if (size > 1) state_->context->connect(setup, device);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {

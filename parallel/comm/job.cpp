@@ -13,6 +13,7 @@
 #include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/fault.h>
 
 namespace tandem::parallel {
 namespace {
@@ -117,15 +118,18 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
+  fault::point(fault::Point::start);
   InitOptions options = given;
   options.timeout_seconds = usable_timeout("init_process_group", given.timeout_seconds);
   if (!options.backend.empty()) (void)maker_of(options.backend);
   auto next = std::make_unique<Job>();
   next->timeout_seconds = options.timeout_seconds;
   next->place = find_place(options);
+  fault::point(fault::Point::init);
   next->agreement = agree(next->place, options);
   next->place.meeting.reset();
   next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
+  fault::point(fault::Point::group);
   std::vector<int> ranks;
   for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
   next->all = make_group(*next, ranks);  // which waits for all ranks

@@ -419,9 +419,12 @@ CommError MeshGroup::explain(const ExchangeError& error, const Fingerprint& call
     reason = find_reason(error);
   } catch (const CommError& e) {  // the store is lost, or silent
     note = "; " + without_prefix(e.what());
-    const auto holder = std::find(setup_.ranks.begin(), setup_.ranks.end(), e.rank());
-    if (e.rank() >= 0 && holder != setup_.ranks.end())
-      reason = fmt::format("{}|has ended", holder - setup_.ranks.begin());
+    const auto found = std::find(setup_.ranks.begin(), setup_.ranks.end(), e.rank());
+    const auto holder = static_cast<int>(found - setup_.ranks.begin());
+    // A holder that had come, and has left because another rank has not, is not to blame.
+    const bool missed = std::find(error.peers.begin(), error.peers.end(), holder) != error.peers.end();
+    if (e.rank() >= 0 && holder < size() && (missed || !error.late))
+      reason = fmt::format("{}|has ended", holder);
     else if (error.late)
       reason = fmt::format("{}|", fmt::join(error.peers, " and "));
     else

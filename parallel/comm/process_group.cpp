@@ -2,6 +2,7 @@
 #include <tandem/parallel/comm/process_group.h>
 
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/fault.h>
 
 namespace tandem::parallel {
 namespace {
@@ -50,7 +51,9 @@ Work ProcessGroup::run(Collective c) {
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
-  return start(c);
+  Work work = start(c);
+  fault::point(fault::Point::collective);
+  return work;
 }
 
 Work ProcessGroup::all_reduce(Tensor& t, ReduceOp op) {

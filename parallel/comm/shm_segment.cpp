@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,6 +27,12 @@ std::size_t available_bytes() {
   return std::numeric_limits<std::size_t>::max();
 }
 
+// Growing a file beyond `ulimit -f` kills the process unless it ignores that signal, and these are files to the kernel.
+bool exceeds_file_limit(std::size_t bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
+}
+
 }  // namespace
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
@@ -48,6 +55,7 @@ Mapping::~Mapping() {
 
 int make_memory_file(std::size_t bytes, FileDescriptor& file) {
   if (bytes > available_bytes()) return ENOMEM;
+  if (exceeds_file_limit(bytes)) return EFBIG;
   file = FileDescriptor(memfd_create("tandem", MFD_CLOEXEC));
   if (file.get() < 0) return errno;
   return ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
@@ -60,6 +68,7 @@ int open_file_of(pid_t process, int fd, FileDescriptor& file) {
 
 int reserve(const FileDescriptor& file, std::size_t first, std::size_t bytes) {
   if (bytes > available_bytes()) return ENOMEM;
+  if (exceeds_file_limit(first + bytes)) return EFBIG;
   int error = EINTR;
   while (error == EINTR) error = posix_fallocate(file.get(), static_cast<off_t>(first), static_cast<off_t>(bytes));
   return error;

@@ -12,6 +12,7 @@
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/fault.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
 
@@ -56,6 +57,7 @@ void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions opt
     std::optional<SingleThreadScope> single;
     if (options.nthreads > 1) single.emplace();
     const RandomStream stream(rank);
+    const fault::RankScope fault_rank(rank);
     const bool well = run_rank(function, place, [&](std::exception_ptr error) {
       const std::lock_guard lock(mutex);
       if (!first) first = std::move(error);

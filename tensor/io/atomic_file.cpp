@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <tandem/tensor/error.h>
+#include <tandem/tensor/fault.h>
 
 namespace tandem {
 namespace {
@@ -81,6 +82,7 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 }
 
 void AtomicFile::commit() {
+  fault::point(fault::Point::save);
   if (fsync(fd_) != 0) fail_write(path_, "syncing", errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(path_, "renaming", errno);
   close(fd_);

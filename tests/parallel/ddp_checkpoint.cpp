@@ -1,0 +1,97 @@
+// Checkpoints of a job: what is resumed goes on with the same bits, with random numbers that each rank draws for
+// itself.
+#include <unistd.h>
+
+#include <filesystem>
+
+#include <tandem/tests/parallel/ddp_cases.h>
+
+namespace tandem::test {
+namespace {
+
+using parallel::load_checkpoint;
+using parallel::save_checkpoint;
+
+// A path that is the same on all ranks.
+std::string file_of(const Group& group, const char* name) {
+  Tensor id = full({1}, static_cast<std::int64_t>(getpid()), {.dtype = int64});
+  group->broadcast(id, 0).wait();
+  const std::string file = fmt::format("tandem_{}_{}", id.item<std::int64_t>(), name);
+  return (std::filesystem::temp_directory_path() / file).string();
+}
+
+struct Training {
+  explicit Training(const Group& g) : group(g) {
+    net = std::make_shared<nn::SequentialImpl>(nn::Linear(6, 16), nn::Dropout(0.5), nn::Linear(16, 4));
+    net->to(float64);
+    fill(*net);
+    ddp = std::make_unique<parallel::DistributedDataParallel>(
+        net, parallel::DistributedDataParallelOptions{.process_group = group});
+    optimizer = std::make_unique<optim::Adam>(net->parameters(), optim::AdamOptions{.lr = 0.01});
+  }
+  void steps(std::int64_t count) {
+    for (; count > 0; --count, ++progress.step) {
+      // Ranks draw numbers of their own, and not equally many.
+      if (group->rank() % 2 == 1) mean((*net)(wave({9, 6}, 1)));
+      mean(pow((*ddp)(part(wave({12, 6}, 0.1 * static_cast<double>(progress.step)), group)), 2)).backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+  Group group;
+  std::shared_ptr<nn::SequentialImpl> net;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Progress progress;
+};
+
+void resumed_with_the_same_bits(const Group& group) {
+  const std::string path = file_of(group, "resumed");
+  group->barrier().wait();  // where ranks are threads, the seed is one
+  manual_seed(7);
+  group->barrier().wait();
+  Training whole(group);
+  whole.steps(3);
+  save_checkpoint(path, {whole.net, whole.optimizer, whole.progress}, group);
+  whole.steps(4);
+  group->barrier().wait();
+  Training again(group);
+  (void)randn({5});
+  again.steps(1);
+  load_checkpoint(path, {again.net, again.optimizer, again.progress}, {}, group);
+  require(again.progress.step == 3, "the progress");
+  again.steps(4);
+  const auto a = whole.net->parameters(), b = again.net->parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    require(equal(a[i].detach(), b[i].detach()), "a resumed job has the weights of one that was not stopped");
+  group->barrier().wait();
+  if (group->rank() == 0) std::filesystem::remove(path);
+}
+
+void errors(const Group& group) {
+  const std::string path = file_of(group, "errors");
+  Training t(group);
+  const std::string text = require_error({"/no/such/folder/file cannot be written"},
+                                         [&] { save_checkpoint("/no/such/folder/file", {t.net}, group); });
+  require(group->rank() == 0 || text.find("rank 0 cannot take part in barrier") != std::string::npos, text);
+  if (group->rank() == 0) save(path, {t.net, t.optimizer});
+  group->barrier().wait();
+  require_error({"random_of_ranks", "the file has only the parts"}, [&] { load_checkpoint(path, {t.net}, {}, group); });
+  group->barrier().wait();
+  const auto alone = group->size() > 1 ? parallel::new_group({0}) : group;
+  if (group->rank() == 0) save_checkpoint(path, {t.net}, alone);
+  group->barrier().wait();
+  if (group->size() > 1)
+    require_error({fmt::format("the file was saved by 1 ranks, but there are {}", group->size())},
+                  [&] { load_checkpoint(path, {t.net}, {}, group); });
+  group->barrier().wait();
+  if (group->rank() == 0) std::filesystem::remove(path);
+}
+
+}  // namespace
+
+std::vector<DdpCase> checkpoint_cases() {
+  return {{"resumed with the same bits", resumed_with_the_same_bits}, {"errors of checkpoints", errors}};
+}
+
+}  // namespace tandem::test
