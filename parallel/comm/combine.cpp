@@ -136,4 +136,11 @@ void combine(DType dtype, ReduceOp op, std::span<const void* const> parts, std::
   }
 }
 
+void divide(DType dtype, void* values, int by, std::int64_t count) {
+  if (dtype == DType::float32)
+    divide_all(count, static_cast<float*>(values), static_cast<float>(by), static_cast<float*>(values));
+  else if (dtype == DType::float64)
+    divide_all(count, static_cast<double*>(values), static_cast<double>(by), static_cast<double*>(values));
+}
+
 }  // namespace tandem::parallel

@@ -13,5 +13,7 @@ namespace tandem::parallel {
 /// 16-bit floats are combined in float32 and rounded once.
 void combine(DType dtype, ReduceOp op, std::span<const void* const> parts, std::span<void* const> outputs,
              std::int64_t count);
+/// Divides floating-point values that are kept in their own precision, as avg does at its end.
+void divide(DType dtype, void* values, int by, std::int64_t count);
 
 }  // namespace tandem::parallel

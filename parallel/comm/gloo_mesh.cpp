@@ -12,8 +12,11 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <tuple>
 
 #include <gloo/context.h>
 #include <gloo/rendezvous/store.h>
@@ -21,6 +24,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <tandem/parallel/comm/mesh.h>
+#include <tandem/parallel/comm/mesh_reason.h>
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
@@ -67,7 +71,7 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   /// Throws when the member has ended, or another has found the group broken. The first that any member finds is what
   /// all say: others may have left since, for that reason.
   void check_end_of(int member) const {
-    const std::string lost = setup_.name + "/lost", ended = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
+    const std::string lost = lost_key(setup_), ended = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
     Store& store = *setup_.store;
     std::string reason;
     if (store.check(lost))
@@ -235,34 +239,52 @@ class GlooMesh final : public Mesh {
   std::unique_ptr<State> state_;
 };
 
+// An exchange that is under way.
+struct Exchange {
+  Clock::time_point deadline;
+  const Pending* waiting = nullptr;  // of its transfers, the one that is waited for
+  int ticks_after_end = 0;           // of that one's peer
+};
+
 struct GlooMesh::State {
   std::shared_ptr<Store> store;
   std::vector<int> ranks;  // in the job
-  std::string lost_key;    // set when any member has found the group broken
+  std::string lost_key;
   std::shared_ptr<Connections> context;
-  std::uint64_t slot = 0;
 
-  // While a transfer is waited for, the ticker interrupts the wait now and then, so that the connections of the other
+  // While transfers are waited for, the ticker interrupts the waits now and then, so that the connections of the other
   // transfers are looked at too.
   std::mutex mutex;
   std::condition_variable changed;
-  const Pending* waiting = nullptr;
-  int ticks_after_end = 0;  // of the peer that is waited for
+  std::map<std::tuple<int, int, bool>, std::uint64_t> transfers;  // so far, by lane, peer and direction
+  std::vector<Exchange*> exchanges;
+  const Exchange* failed_first = nullptr;  // for what it failed, all others fail
+  std::optional<ExchangeError> error;      // and this is what all throw
   bool stopping = false, abandoned = false;
   std::thread ticker;
+
+  // Where the next transfer of a lane meets the other side.
+  std::uint64_t next_slot(int lane, int peer, bool is_send) {
+    const std::lock_guard lock(mutex);
+    return static_cast<std::uint64_t>(lane) << 40 | transfers[{lane, peer, is_send}]++;
+  }
 
   // Asks the store on this thread, since the answer may take longer than the wait.
   void tick() {
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, kTick, [this] { return stopping; })) {
-      if (waiting == nullptr) continue;
-      const int peer = waiting->peer;
+      std::map<int, bool> ended;  // by peer
+      for (const Exchange* e : exchanges)
+        if (e->waiting != nullptr) ended[e->waiting->peer] = false;
+      if (ended.empty()) continue;
       lock.unlock();
-      const bool ended = has_ended(peer);
+      for (auto& [peer, has] : ended) has = has_ended(peer);
       lock.lock();
-      if (waiting == nullptr) continue;
-      if (ended && waiting->peer == peer) ++ticks_after_end;
-      waiting->interrupt();
+      for (Exchange* e : exchanges) {
+        if (e->waiting == nullptr) continue;
+        if (ended[e->waiting->peer]) ++e->ticks_after_end;
+        e->waiting->interrupt();
+      }
     }
   }
   bool has_ended(int peer) const {
@@ -275,16 +297,46 @@ struct GlooMesh::State {
       return false;  // the deadline will tell
     }
   }
-  void watch(const Pending* pending) {
+  void begin(Exchange& e) {
     const std::lock_guard lock(mutex);
-    if (pending == nullptr || waiting == nullptr || pending->peer != waiting->peer) ticks_after_end = 0;
-    waiting = pending;
+    exchanges.push_back(&e);
+  }
+  void watch(Exchange& e, const Pending* pending) {
+    const std::lock_guard lock(mutex);
+    if (pending == nullptr || e.waiting == nullptr || pending->peer != e.waiting->peer) e.ticks_after_end = 0;
+    e.waiting = pending;
   }
   // Throws when there is no use in waiting on.
-  void check_use() {
+  void check_use(const Exchange& e) {
     const std::lock_guard lock(mutex);
     check(!abandoned, "gloo", "the group was destroyed");
-    check(ticks_after_end < kTicksAfterEnd, "gloo", "its process has ended");
+    check(e.ticks_after_end < kTicksAfterEnd, "gloo", "its process has ended");
+  }
+  // The first exchange that fails ends all connections, and thus all others. Of those whose time is over Gloo has ended
+  // them already.
+  void note_failure(const Exchange& e) {
+    const std::lock_guard lock(mutex);
+    if (failed_first != nullptr || error) return;
+    failed_first = &e;
+    for (const Exchange* other : exchanges)
+      if (other->deadline < failed_first->deadline && Clock::now() >= other->deadline) failed_first = other;
+  }
+  // What the exchange throws, if anything.
+  std::optional<ExchangeError> end(Exchange& e, const ExchangeError& own) {
+    std::unique_lock lock(mutex);
+    std::erase(exchanges, &e);
+    const bool failed = !own.peers.empty(), is_first = failed_first == &e;
+    if (is_first) {
+      failed_first = nullptr;
+      if (failed) error = own;
+      changed.notify_all();
+    }
+    if (!failed) return std::nullopt;
+    changed.wait(lock, [this] { return failed_first == nullptr; });
+    if (is_first || !error) return own;
+    ExchangeError echo = *error;
+    echo.echo = true;
+    return echo;
   }
 };
 
@@ -293,7 +345,7 @@ GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<
   const NoBrokenPipeSignal no_signal;
   state_->store = setup.store;
   state_->ranks = setup.ranks;
-  state_->lost_key = setup.name + "/lost";
+  state_->lost_key = lost_key(setup);
   try {
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(device_address(setup.store_host));
@@ -316,15 +368,16 @@ GlooMesh::~GlooMesh() {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
   }
-  state_->changed.notify_one();
+  state_->changed.notify_all();
   if (state_->ticker.joinable()) state_->ticker.join();
-  close();
+  // Connections that have not failed end softly: what is on its way arrives.
 }
 
 void GlooMesh::abandon() {
   const std::lock_guard lock(state_->mutex);
   state_->abandoned = true;
-  if (state_->waiting != nullptr) state_->waiting->interrupt();
+  for (const Exchange* e : state_->exchanges)
+    if (e->waiting != nullptr) e->waiting->interrupt();
 }
 
 void GlooMesh::close() {
@@ -335,26 +388,27 @@ void GlooMesh::close() {
   }
 }
 
-void GlooMesh::exchange(int /*lane*/, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
+void GlooMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
                         double seconds) {
-  const std::uint64_t slot = state_->slot++;
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  Exchange self{Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))};
   ExchangeError error;
   // Notes the peer when body() throws.
   const auto attempt = [&](int peer, const auto& body) {
     try {
       body();
     } catch (const std::exception& e) {
+      state_->note_failure(self);
       if (error.text.empty()) error.text = e.what();
       if (std::find(error.peers.begin(), error.peers.end(), peer) == error.peers.end()) error.peers.push_back(peer);
     }
   };
   std::vector<Pending> all;
   all.reserve(sends.size() + receives.size());
+  state_->begin(self);
   const auto post = [&](const Transfer& t, bool is_send) {
     if (t.bytes == 0) return;
     attempt(t.peer, [&] {
+      const std::uint64_t slot = state_->next_slot(lane, t.peer, is_send);
       Pending p{.peer = t.peer, .sends = is_send, .buffer = state_->context->createUnboundBuffer(t.data, t.bytes)};
       is_send ? p.buffer->send(t.peer, slot) : p.buffer->recv(t.peer, slot);
       all.push_back(std::move(p));
@@ -365,11 +419,11 @@ void GlooMesh::exchange(int /*lane*/, const std::vector<Transfer>& sends, const 
 
   for (Pending& p : all)
     attempt(p.peer, [&] {
-      state_->watch(&p);
+      state_->watch(self, &p);
       while (error.peers.empty()) {
-        state_->check_use();
+        state_->check_use(self);
         // Rounded up: when Gloo says that the time is over, it is.
-        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+        const auto left = std::chrono::ceil<Milliseconds>(self.deadline - Clock::now());
         if ((p.done = p.wait(std::max(left, Milliseconds(1))))) break;
         for (const Pending& other : all)
           if (!other.done && &other != &p)
@@ -379,21 +433,24 @@ void GlooMesh::exchange(int /*lane*/, const std::vector<Transfer>& sends, const 
             });
       }
     });
-  state_->watch(nullptr);
-  if (error.peers.empty()) return;
-  error.late = Clock::now() >= deadline;
-  // After a failure no wait lasts: what was under way has failed, too. What is done tells who is not to blame.
-  for (Pending& p : all)
-    if (!p.done) attempt(p.peer, [&] { p.done = p.wait(Milliseconds(1)); });
-  throw error;
+  state_->watch(self, nullptr);
+  if (!error.peers.empty()) {
+    error.late = Clock::now() >= self.deadline;
+    // After a failure no wait lasts: what was under way has failed, too. What is done tells who is not to blame.
+    for (Pending& p : all)
+      if (!p.done) attempt(p.peer, [&] { p.done = p.wait(Milliseconds(1)); });
+  }
+  if (const auto failure = state_->end(self, error)) throw *failure;
 }
 
 }  // namespace
 
+std::unique_ptr<Mesh> make_gloo_mesh(const GroupSetup& setup, int rank) {
+  return std::make_unique<GlooMesh>(setup, rank);
+}
+
 std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup) {
-  return make_mesh_group(setup, "gloo", [](const GroupSetup& s, int rank) -> std::unique_ptr<Mesh> {
-    return std::make_unique<GlooMesh>(s, rank);
-  });
+  return make_mesh_group(setup, "gloo", make_gloo_mesh);
 }
 
 }  // namespace tandem::parallel

@@ -21,6 +21,7 @@ struct Transfer {
 struct ExchangeError {
   std::vector<int> peers;
   bool late = false;  // the deadline has passed
+  bool echo = false;  // this is why an exchange on another lane fails, and what that throws too
   std::string text;
 };
 
@@ -41,6 +42,8 @@ class Mesh {
 
 /// Connects all members; `rank` is this process's in the group. CommError names one that does not come.
 using MeshMaker = std::unique_ptr<Mesh>(const GroupSetup& setup, int rank);
+/// Over Gloo's TCP transport.
+std::unique_ptr<Mesh> make_gloo_mesh(const GroupSetup& setup, int rank);
 
 /// A group over a mesh. Processes that are no members make no mesh.
 std::shared_ptr<ProcessGroup> make_mesh_group(const GroupSetup& setup, const std::string& backend,

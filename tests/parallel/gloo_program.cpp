@@ -6,17 +6,21 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
+#include <tandem/tests/parallel/mesh_cases.h>
+#include <tandem/tests/parallel/proofs.h>
 
 using namespace tandem;
 using parallel::ReduceOp;
+using test::prove;
+using test::proved;
 using test::require;
 using test::require_error;
+using test::run;
+using test::wait_for_proofs;
 
 namespace {
 
@@ -50,12 +54,6 @@ void require_lost(std::string_view text, const Body& body) {
   });
 }
 
-// Ranks that outlive another say in a file that they saw what they should: the exit code is that of the lost one.
-std::string proof(pid_t launcher, int rank) {
-  return (std::filesystem::temp_directory_path() / fmt::format("tandem_gloo_{}_{}", launcher, rank)).string();
-}
-void prove(int rank) { std::ofstream(proof(getppid(), rank)) << "seen"; }
-
 void collectives(int rank, int ranks) {
   const auto group = join();
   // The bits of every type and size are those of `combine`, which comm_test looks at.
@@ -64,6 +62,8 @@ void collectives(int rank, int ranks) {
   else
     for (const std::int64_t count : {0, 1, 5, 1100, 9'001}) test::collective_cases_of(*group, float32, count);
   test::order_cases(*group);
+  test::messages_between_all(*group);
+  test::parts_between_all(*group);
   // Several pieces, which do not divide.
   const std::int64_t count = 1'100'003;
   const Tensor numbers = arange(count).to(float64);
@@ -108,13 +108,6 @@ void again(int rank, int ranks) {
   kept->barrier().wait();
 }
 
-bool proved(pid_t launcher, int rank) { return std::filesystem::exists(proof(launcher, rank)); }
-// Until ranks 0 and 1 have seen what they should, or a while longer than that may take.
-void wait_for_others(pid_t launcher) {
-  for (int i = 0; i < 2000 && !(proved(launcher, 0) && proved(launcher, 1)); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-}
-
 // pytorch/gloo#520: a rank ends; the others hung, and ignored the timeout.
 void lost(int rank, std::string_view how, FunctionRef<void()> end, bool within) {
   join();
@@ -137,8 +130,7 @@ void lost_beside_a_busy_one(int rank) {
   join();
   if (rank == 2) raise(SIGKILL);
   // It is busy until the other survivor has seen the end, or a while longer than that may take.
-  for (int i = 0; rank == 1 && i < 2000 && !proved(getppid(), 0); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (rank == 1) wait_for_proofs(getppid(), {0});
   require(rank == 0 || proved(getppid(), 0), "rank 0 has seen the end of rank 2 in time");
   require_lost("rank 2 was killed by signal 9", [] { parallel::barrier(); });
   prove(rank);
@@ -150,13 +142,13 @@ void silent(int rank, bool stopped) {
   const pid_t self = getpid(), launcher = getppid();
   if (rank == 2 && stopped) {
     if (fork() == 0) {  // wakes it when the others have given up
-      wait_for_others(launcher);
+      wait_for_proofs(launcher, {0, 1});
       kill(self, SIGCONT);
       _exit(0);
     }
     raise(SIGSTOP);
   } else if (rank == 2) {
-    wait_for_others(launcher);
+    wait_for_proofs(launcher, {0, 1});
   } else {
     require_lost("waited 1 s in barrier (call 1) for rank 2, which is stopped, slow", [] { parallel::barrier(); });
     require_lost("rank 2", [] { parallel::barrier(); });
@@ -185,11 +177,107 @@ void unwinding(int rank) {
     require_error("rank 2 of 3: the group was destroyed in all_reduce (sum, call 1", [&] { work.wait(); });
     require_error("rank 2 of 3: the group was destroyed", [&] { queued.wait(); });
   } else {
-    for (int i = 0; i < 2000 && !proved(launcher, 2); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    require(proved(launcher, 2), "rank 2 is through before the others come");
+    require(wait_for_proofs(launcher, {2}), "rank 2 is through before the others come");
     require_error("rank", [&] { own->barrier().wait(); });
   }
   prove(rank);
+  parallel::destroy_process_group();
+}
+
+// Messages in several groups at once do not meet those of others.
+void several_groups(int rank, int ranks) {
+  join();
+  std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
+  for (int i = 0; i < 3; ++i) groups.push_back(parallel::new_group({0, 1, 2}));
+  const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
+  std::vector<Tensor> received(3);
+  std::vector<parallel::Work> works;
+  for (std::size_t i = 0; i < 3; ++i) {
+    received[i] = zeros({1000});
+    works.push_back(groups[i]->recv(received[i], previous));
+  }
+  for (std::size_t i = 3; i-- > 0;) groups[i]->send(full({1000}, 10.0 * rank + double(i)), next).wait();
+  for (std::size_t i = 0; i < 3; ++i) {
+    works[i].wait();
+    require(test::same_bits(received[i], full({1000}, 10.0 * previous + double(i))), "messages of several groups");
+  }
+  parallel::destroy_process_group();
+}
+
+// Messages to and from rank 2, which ends while data move.
+void lost_in_message(int rank) {
+  join();
+  Tensor t = ones({3'000'000}), u = ones({3'000'000});
+  if (rank == 2) {
+    std::thread([] { std::this_thread::sleep_for(std::chrono::milliseconds(100)), raise(SIGKILL); }).detach();
+    for (;;) {
+      const parallel::Work work = parallel::recv(u, 1, {.async_op = true});
+      parallel::send(t, 0);
+      work.wait();
+    }
+  }
+  require_lost(fmt::format("rank {} of 3: rank 2 was killed by signal 9 (Killed) while this rank waited in {} 2, call",
+                           rank, rank == 0 ? "recv (from" : "send (to"),
+               [&] {
+                 for (;;) (rank == 0 ? parallel::recv(t, 2) : parallel::send(t, 2)).wait();
+               });
+  require_lost("rank 2 was killed", [&] { parallel::barrier(); });
+  require_lost("rank 2 was killed", [&] { parallel::send(t, 1 - rank); });
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
+// Rank 2 does not send in time, though it is alive.
+void late_message(int rank) {
+  join_at_once(1);
+  const pid_t launcher = getppid();
+  Tensor t = zeros({4});
+  if (rank == 2) {
+    wait_for_proofs(launcher, {0, 1});
+    require_lost(
+        "rank 2 of 3: lost its connections in send (to 0, call 1) of {4} float32: the other ranks have found "
+        "that it kept rank 0 waiting for 1 s in recv (from 2, call 1) of {4} float32",
+        [&] { parallel::send(t, 0); });
+  } else if (rank == 0) {
+    // What else is under way fails for the same reason.
+    const parallel::Work work = parallel::recv(t, 2, {.async_op = true});
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const std::string text =
+        "rank 0 of 3: waited 1 s in recv (from 2, call 1) of {4} float32 for rank 2, which is stopped, slow";
+    require_lost(text, [] { parallel::barrier(); });
+    require_lost(text, [&] { work.wait(); });
+  } else {
+    wait_for_proofs(launcher, {0});
+    require_lost("rank 1 of 3: rank 2 kept rank 0 waiting for 1 s in recv (from 2, call 1)",
+                 [&] { parallel::recv(t, 0); });
+  }
+  prove(rank);
+  parallel::destroy_process_group();
+}
+
+// What a rank has sent arrives, though it leaves at once and the other reads slowly.
+void leaving_at_once(int rank) {
+  join();
+  Tensor t = full({6 << 20}, rank == 0 ? 7.0 : 0.0), u = t.clone();
+  if (rank == 0) {
+    parallel::broadcast(t, 0);
+    parallel::send(u, 1);
+    parallel::destroy_process_group();
+    return;
+  }
+  const pid_t self = getpid();
+  if (fork() == 0) {
+    for (int i = 0; i < 20; ++i) {
+      kill(self, SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      kill(self, SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    _exit(0);
+  }
+  parallel::broadcast(t, 0);
+  parallel::recv(u, 0);
+  require(equal(t, full({6 << 20}, 7.0)) && equal(u, t), "data of a rank that has left");
   parallel::destroy_process_group();
 }
 
@@ -222,38 +310,34 @@ void pausing(int rank) {
   parallel::destroy_process_group();
 }
 
-// Calls spawn and compares its exit code, and who has proved to have seen what it should.
-int run(std::string_view name, int expected, int survivors, FunctionRef<void(int, int)> body, int ranks,
-        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  const int code = parallel::spawn(body, {.nprocs = ranks}, file, line);
-  if (std::getenv("RANK") != nullptr) return 0;  // a process of a later call passes the earlier ones
-  bool good = code == expected;
-  for (int r = 0; r < survivors; ++r) good &= std::filesystem::remove(proof(getpid(), r));
-  if (!good) fmt::print(stderr, "FAULT in '{}': exit code {} (expected {})\n", name, code, expected);
-  return good ? 0 : 1;
-}
-
 }  // namespace
 
 int main() {
   int faults = 0;
-  for (const int ranks : {1, 2, 3, 4}) faults += run("collectives", 0, 0, collectives, ranks);
-  faults += run("again", 0, 0, again, kRanks);
+  for (const int ranks : {1, 2, 3, 4}) faults += run("collectives", 0, {}, collectives, ranks);
+  faults += run("again", 0, {}, again, kRanks);
+  faults += run("several groups", 0, {}, several_groups, kRanks);
+  faults += run(
+      "lost in a message", 137, {0, 1}, [](int r, int) { lost_in_message(r); }, kRanks);
+  faults += run(
+      "late message", 0, {0, 1, 2}, [](int r, int) { late_message(r); }, kRanks);
+  faults += run(
+      "leaving at once", 0, {}, [](int r, int) { leaving_at_once(r); }, 2);
   const auto raise_kill = [] { raise(SIGKILL); };
   constexpr const char* kKilled = "was killed by signal 9 (Killed)";
   faults += run(
-      "killed", 137, 2, [&](int r, int) { lost(r, kKilled, raise_kill, false); }, kRanks);
+      "killed", 137, {0, 1}, [&](int r, int) { lost(r, kKilled, raise_kill, false); }, kRanks);
   faults += run(
-      "killed within", 137, 2, [&](int r, int) { lost(r, kKilled, raise_kill, true); }, kRanks);
+      "killed within", 137, {0, 1}, [&](int r, int) { lost(r, kKilled, raise_kill, true); }, kRanks);
   faults += run(
-      "code 3", 3, 2,
+      "code 3", 3, {0, 1},
       [](int r, int) {
         lost(
             r, "ended with exit code 3", [] { _exit(3); }, true);
       },
       kRanks);
   faults += run(
-      "code 0", 0, 2,
+      "code 0", 0, {0, 1},
       [](int r, int) {
         lost(
             r, "ended with exit code 0", [] { _exit(0); }, false);
@@ -261,20 +345,20 @@ int main() {
       kRanks);
   const auto leave = [] {
     parallel::destroy_process_group();
-    wait_for_others(getppid());
+    wait_for_proofs(getppid(), {0, 1});
     _exit(0);
   };
   faults += run(
-      "left", 0, 2, [&](int r, int) { lost(r, "has left the job", leave, false); }, kRanks);
+      "left", 0, {0, 1}, [&](int r, int) { lost(r, "has left the job", leave, false); }, kRanks);
   faults += run(
-      "beside a busy one", 137, 2, [](int r, int) { lost_beside_a_busy_one(r); }, kRanks);
+      "beside a busy one", 137, {0, 1}, [](int r, int) { lost_beside_a_busy_one(r); }, kRanks);
   faults += run(
-      "slow", 0, 3, [](int r, int) { silent(r, false); }, kRanks);
+      "slow", 0, {0, 1, 2}, [](int r, int) { silent(r, false); }, kRanks);
   faults += run(
-      "unwinding", 0, 3, [](int r, int) { unwinding(r); }, kRanks);
+      "unwinding", 0, {0, 1, 2}, [](int r, int) { unwinding(r); }, kRanks);
   faults += run(
-      "pausing", 0, 0, [](int r, int) { pausing(r); }, kRanks);
+      "pausing", 0, {}, [](int r, int) { pausing(r); }, kRanks);
   faults += run(
-      "stopped", 0, 3, [](int r, int) { silent(r, true); }, kRanks);
+      "stopped", 0, {0, 1, 2}, [](int r, int) { silent(r, true); }, kRanks);
   return faults == 0 ? 0 : 1;
 }
