@@ -199,7 +199,7 @@ void StoreHub::begin_restart(int restart) {
 
 bool StoreHub::others_may_ask() const {
   return lost_reply() && std::any_of(ranks_.begin(), ranks_.end(),
-                                    [](const auto& rank) { return rank.first != 0 && rank.second.connections > 0; });
+                                     [](const auto& rank) { return rank.first != 0 && rank.second.connections > 0; });
 }
 
 }  // namespace tandem::parallel
