@@ -62,6 +62,8 @@ void collectives(int rank, int ranks) {
   else
     for (const std::int64_t count : {0, 1, 5, 1100, 9'001}) test::collective_cases_of(*group, float32, count);
   test::order_cases(*group);
+  test::message_cases(*group, 70'001);
+  test::argument_cases(*group);
   test::messages_between_all(*group);
   test::parts_between_all(*group);
   // Several pieces, which do not divide.

@@ -66,6 +66,8 @@ TEST_CASE("collectives and messages over a mesh") {
     CHECK_NOTHROW(on_ranks(n, [](parallel::ProcessGroup& g) {
       for (int d = 0; d < kDTypeCount; ++d) test::collective_cases_of(g, static_cast<DType>(d), 1100);
       test::order_cases(g);
+      test::message_cases(g, 70'001);
+      test::argument_cases(g);
       test::messages_between_all(g);
       test::parts_between_all(g);
     }));
