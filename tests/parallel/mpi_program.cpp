@@ -35,6 +35,8 @@ void collectives() {
   else
     for (const std::int64_t count : {0, 1, 5, 1100, 9'001}) test::collective_cases_of(*group, float32, count);
   test::order_cases(*group);
+  test::message_cases(*group, 50'001);
+  test::argument_cases(*group);
   const std::int64_t count = 1'100'003;  // several pieces, which do not divide
   const Tensor numbers = arange(count).to(float64);
   Tensor t = numbers * (rank + 1.0);
