@@ -120,7 +120,7 @@ void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
   fault::point(fault::Point::start);
   InitOptions options = given;
-  options.timeout_seconds = usable_timeout("init_process_group", given.timeout_seconds);
+  options.timeout_seconds = timeout_or_default("init_process_group", given.timeout_seconds);
   if (!options.backend.empty()) (void)maker_of(options.backend);
   auto next = std::make_unique<Job>();
   next->timeout_seconds = options.timeout_seconds;

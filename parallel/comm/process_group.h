@@ -90,9 +90,9 @@ struct InitOptions {
   int rank = -1;                       // from RANK when left out
   int world_size = -1;                 // from WORLD_SIZE when left out
   std::shared_ptr<Store> store = nullptr;  // instead of init_method
-  double timeout_seconds = 30;             // how long a collective, or joining, waits for a rank that does not come; on
+  double timeout_seconds = 0;              // how long a collective, or joining, waits for a rank that does not come; on
                                            // shm and thread, also for one that has started it and then computes
-                                           // without a call of wait or is_completed: see Work
+                                           // without a call of wait or is_completed: see Work; 0: TANDEM_TIMEOUT, or 30
 };
 /// Joins the job: waits for all ranks and makes the default group, to which they all belong. Error says which setting
 /// is missing or wrong; CommError names a rank that does not come or was told something else.

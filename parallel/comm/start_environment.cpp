@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <tandem/parallel/comm/process_identity.h>
+#include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
@@ -64,6 +65,16 @@ bool started_by_mpi() {
   for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
     if (std::getenv(variable) != nullptr) return true;
   return false;
+}
+
+double timeout_or_default(const char* op, double seconds) {
+  if (seconds != 0) return usable_timeout(op, seconds);
+  const std::optional<std::string> text = text_from_environment(kTimeoutVariable);
+  if (!text) return 30;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
+  check(error == std::errc() && end == text->data() + text->size() && seconds > 0, op,
+        "{} is '{}'; it must be a positive number of seconds", kTimeoutVariable, *text);
+  return usable_timeout(op, seconds);
 }
 
 std::optional<int> number_from_environment(const char* variable) {

@@ -26,6 +26,10 @@ struct StartEnvironment {
 StartEnvironment start_environment();
 /// Whether an MPI has started this process, and so MPI can be initialised as one of several ranks.
 bool started_by_mpi();
+/// How long a silent rank is waited for, where nothing else is said: a launcher sets it by --timeout.
+inline constexpr const char* kTimeoutVariable = "TANDEM_TIMEOUT";
+/// The seconds that were given; for 0 what the variable says, or 30. Error when that is no positive number.
+double timeout_or_default(const char* op, double seconds);
 /// A number from the environment; null when the variable is not set, Error when it is no number.
 std::optional<int> number_from_environment(const char* variable);
 /// A text from the environment; null when the variable is not set, or empty.
