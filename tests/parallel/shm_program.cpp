@@ -10,6 +10,7 @@
 #include <functional>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/tcp_store.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
@@ -216,8 +217,10 @@ void left(int rank, int) {
 void stopped(int rank, int) {
   // A group with a timeout of its own: joining a loaded machine may take long.
   const auto all = join();
-  const auto store = std::make_shared<parallel::TCPStore>(
-      parallel::TCPStoreOptions{.host = std::getenv("MASTER_ADDR"), .port = std::atoi(std::getenv("MASTER_PORT"))});
+  const auto store =
+      std::make_shared<parallel::TCPStore>(parallel::TCPStoreOptions{.host = std::getenv("MASTER_ADDR"),
+                                                                     .port = std::atoi(std::getenv("MASTER_PORT")),
+                                                                     .secret = parallel::secret_from_environment()});
   const auto group = parallel::make_shm_group(
       {.store = store, .name = "impatient", .ranks = {0, 1, 2}, .world_rank = rank, .timeout_seconds = 1});
   Tensor processes = empty({3}, {.dtype = int64});
