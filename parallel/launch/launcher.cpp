@@ -2,220 +2,325 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/store_server.h>
+#include <tandem/parallel/launch/guardian.h>
+#include <tandem/parallel/launch/launch_control.h>
+#include <tandem/parallel/launch/nodes.h>
+#include <tandem/parallel/launch/rank_environment.h>
+#include <tandem/parallel/launch/rank_output.h>
+#include <tandem/parallel/launch/rank_process.h>
+#include <tandem/parallel/launch/signals.h>
 #include <tandem/tensor/error.h>
 #include <tandem/tensor/threads.h>
-
-extern char** environ;
 
 namespace tandem::parallel {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Variables = std::vector<std::pair<std::string, std::string>>;
 
-struct Child {
-  pid_t pid = -1;  // -1 once it has ended
-  int output = -1;
-  std::string line;  // output that is not yet a whole line
+// When a job ends, ranks first get the time to say what they have lost, then are asked to end, then made to.
+constexpr auto kGraceTime = std::chrono::seconds(3);
+constexpr int kStepMilliseconds = 20;
+constexpr const char* kBeginVariable = "TANDEM_LAUNCH_BEGIN";  // a descriptor into which a rank writes its number
+
+struct Pipe {
+  int read_end = -1, write_end = -1;
+  explicit Pipe(const char* what, int rank) {
+    int ends[2] = {-1, -1};
+    const bool made = pipe2(ends, O_CLOEXEC) == 0;
+    check(made, "launch", "a pipe for {} of rank {} cannot be made: {}; start fewer ranks, or raise `ulimit -n`", what,
+          rank, std::strerror(errno));
+    read_end = ends[0];
+    write_end = ends[1];
+  }
+  ~Pipe() {
+    if (read_end >= 0) close(read_end);
+    close(write_end);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  int take_read_end() { return std::exchange(read_end, -1); }
 };
 
-// `job` is what all ranks get.
-std::vector<std::string> environment_of(int rank, const LaunchOptions& options, const Variables& job) {
-  Variables extra = options.environment;
-  extra.insert(extra.end(), job.begin(), job.end());
-  const std::string n = std::to_string(options.nprocs), r = std::to_string(rank);
-  extra.insert(extra.end(), {{"RANK", r}, {"LOCAL_RANK", r}, {"WORLD_SIZE", n}, {"LOCAL_WORLD_SIZE", n}});
-  std::vector<std::string> result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text(*entry);
-    const bool replaced =
-        std::any_of(extra.begin(), extra.end(), [&](const auto& e) { return text.starts_with(e.first + "="); });
-    if (!replaced) result.push_back(text);
+// A rank on this host, in one start of the job.
+struct Rank {
+  int number;
+  RankProcess process;
+  RankOutput output;
+  int begin = -1;  // readable once the rank has begun
+  std::optional<ProcessEnd> end = {};
+  bool has_begun() const {
+    pollfd wait{begin, POLLIN, 0};
+    return begin < 0 || (poll(&wait, 1, 0) > 0 && (wait.revents & POLLIN) != 0);
   }
-  for (const auto& [key, value] : extra) result.push_back(key + "=" + value);
-  return result;
-}
+};
 
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
-
-// To standard error, whether or not it can be written.
-void say(const std::string& text) {
-  const std::string line = "tandem: " + text + "\n";
-  (void)!std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
-// For the child between fork and exec.
-void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strlen(text)); }
-
-Child start(const std::vector<std::string>& command, int rank, const LaunchOptions& options, const Variables& job) {
-  int ends[2] = {-1, -1};
-  if (options.prefix_output) {
-    const bool made = pipe2(ends, O_CLOEXEC) == 0;
-    check(made, "launch",
-          "a pipe for the output of rank {} cannot be made: {}; start fewer ranks, or raise `ulimit -n`", rank,
-          std::strerror(errno));
-  }
-  const std::vector<std::string> environment = environment_of(rank, options, job);
-  const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
-  const pid_t launcher = getpid(), pid = fork();
-  check(pid >= 0, "launch", "rank {} cannot be started: {}", rank, std::strerror(errno));
-  if (pid == 0) {
-    // Only async-signal-safe calls from here to exec.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
-    if (getppid() != launcher) _exit(1);
-    if (ends[1] >= 0) {
-      dup2(ends[1], STDOUT_FILENO);
-      dup2(ends[1], STDERR_FILENO);
-    }
-    execvpe(arguments[0], arguments.data(), variables.data());
-    write_text("tandem: cannot start ");
-    write_text(arguments[0]);
-    write_text(errno == ENOENT ? ": no such program\n" : ": it is not an executable file\n");
-    _exit(127);
-  }
-  if (ends[1] >= 0) close(ends[1]);
-  return {pid, ends[0], {}};
-}
-
-void end_process(Child& child) {
-  kill(child.pid, SIGKILL);
-  while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
-  if (child.output >= 0) close(child.output);
-}
-
-// Standard output. When it cannot be written, that is said once, and the ranks go on.
-class Output {
+class Launcher {
  public:
-  void write_line(int rank, std::string_view line) {
-    const std::string text = fmt::format("[{}] {}\n", rank, line);
-    if (!failed_ && std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) give_up();
-  }
-  void flush() {
-    if (!failed_ && std::fflush(stdout) != 0) give_up();
-  }
-  bool failed() const { return failed_; }
+  Launcher(const std::vector<std::string>& command, const LaunchOptions& options);
+  ~Launcher() { forget_ranks(); }
+  int run();
 
  private:
-  void give_up() {
-    failed_ = true;
-    say(fmt::format("the ranks' output cannot be written: {}", std::strerror(errno)));
+  void announce() const;
+  void start(const Nodes& nodes, int restart);
+  void start_rank(const Nodes& nodes, int local_rank, int restart, const std::string& log_folder);
+  void forget_ranks();
+  void step(Nodes& nodes);
+  void rank_has_ended(Rank& rank, Nodes& nodes);
+  void take_signals(Nodes* nodes);
+  void end_ranks(const Nodes& nodes);
+  void send_to_groups(int signal);
+  void report(const Nodes& nodes) const;
+  int exit_code(const Nodes& nodes) const;
+  bool running() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.end; });
   }
-  bool failed_ = false;
+
+  const std::vector<std::string>& command_;
+  LaunchOptions options_;
+  Guardian guardian_;  // before any thread of the launcher
+  std::optional<SignalReceiver> signals_;
+  std::string secret_;
+  Variables secret_variable_;
+  std::optional<StoreServer> store_;  // on node 0
+  Terminal terminal_;
+  int world_size_ = 0;
+  std::vector<Rank> ranks_;
+  std::optional<Clock::time_point> ending_;
+  std::string said_;     // of the failure
+  int sent_ = 0;         // the last signal of those that end_ranks sends
+  int interrupted_ = 0;  // the signal that has ended the job
 };
 
-void end_output(int rank, Child& child, Output& output) {
-  if (!child.line.empty()) output.write_line(rank, child.line);
-  output.flush();
-  close(child.output);
-  child.output = -1;
+Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions& options)
+    : command_(command), options_(checked(command, options)) {
+  if (options_.forward_signals) signals_.emplace();
+  const char* file = std::getenv(kSecretFileVariable);
+  if (options_.nnodes > 1 || (file != nullptr && *file != '\0')) {
+    secret_ = secret_from_environment();
+  } else {
+    secret_ = random_bytes();
+    secret_variable_ = {{kSecretVariable, to_hex(secret_)}};
+  }
+  if (options_.node_rank != 0) return;
+  store_.emplace(StoreServerOptions{
+      .host = options_.master_addr, .port = options_.master_port, .launched = true, .secret = secret_});
+  options_.master_port = store_->port();
+  store_->start();
 }
 
-bool readable(int fd) {
-  pollfd wait{fd, POLLIN, 0};
-  return poll(&wait, 1, 0) > 0;
+void Launcher::announce() const {
+  if (!options_.announce || !divides_cores()) return;
+  const int threads = threads_per_rank(options_);
+  say(fmt::format("{} cores for {} rank{}: {} thread{} each (set OMP_NUM_THREADS to change that)", available_cores(),
+                  options_.nprocs, options_.nprocs == 1 ? "" : "s", threads, threads == 1 ? "" : "s"));
 }
 
-// Prints the whole lines that have come, each behind the rank's number.
-void forward_output(int rank, Child& child, Output& output) {
-  char buffer[4096];
-  const ssize_t n = read(child.output, buffer, sizeof buffer);
-  if (n > 0) child.line.append(buffer, static_cast<std::size_t>(n));
-  const bool ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
-  std::size_t begin = 0;
-  for (std::size_t end; (end = child.line.find('\n', begin)) != std::string::npos; begin = end + 1)
-    output.write_line(rank, std::string_view(child.line).substr(begin, end - begin));
-  child.line.erase(0, begin);
-  output.flush();
-  if (ended) end_output(rank, child, output);
+int Launcher::run() {
+  announce();
+  for (int restart = 0;; ++restart) {
+    if (restart > 0 && store_) store_->begin_restart(restart);
+    Nodes nodes(options_, secret_, restart, [this] {
+      take_signals(nullptr);
+      return interrupted_ != 0;
+    });
+    if (!nodes.joined()) return 128 + interrupted_;
+    start(nodes, restart);
+    while (running() || !nodes.settled()) {
+      step(nodes);
+      if (!running()) nodes.report_done();
+    }
+    report(nodes);
+    if (nodes.restart() && interrupted_ == 0) {
+      say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
+      continue;
+    }
+    const int code = exit_code(nodes);
+    if (options_.nnodes > 1)
+      say(fmt::format("node {} of {} ends with exit code {}", options_.node_rank, options_.nnodes, code));
+    return code;
+  }
 }
 
-std::string describe_end(int status) {
-  if (WIFSIGNALED(status))
-    return fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
-  return fmt::format("ended with exit code {}", WEXITSTATUS(status));
+void Launcher::start(const Nodes& nodes, int restart) {
+  std::fflush(stdout);
+  forget_ranks();
+  ending_.reset();
+  said_.clear();
+  sent_ = 0;
+  world_size_ = nodes.layout().world_size;
+  ranks_.reserve(static_cast<std::size_t>(options_.nprocs));
+  const std::string logs =
+      options_.log_dir.empty() ? std::string() : make_log_folder(options_.log_dir, restart, terminal_);
+  for (int r = 0; r < options_.nprocs; ++r) start_rank(nodes, r, restart, logs);
+  if (options_.control == nullptr) return;
+  std::vector<int> pids;
+  for (const Rank& r : ranks_) pids.push_back(r.process.pid());
+  options_.control->set_pids(std::move(pids));
 }
 
-int exit_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+void Launcher::start_rank(const Nodes& nodes, int local_rank, int restart, const std::string& log_folder) {
+  const int number = nodes.layout().first_rank + local_rank;
+  std::optional<Pipe> output, begin;
+  if (options_.prefix_output) output.emplace("the output", number);
+  if (!options_.must_begin.empty()) begin.emplace("the start", number);
+  Variables variables = rank_variables(options_, nodes.layout(), local_rank, restart);
+  variables.insert(variables.end(), secret_variable_.begin(), secret_variable_.end());
+  if (begin) variables.emplace_back(kBeginVariable, std::to_string(begin->write_end));
+  RankProcess process({.rank = number,
+                       .command = &command_,
+                       .environment = environment_with(variables),
+                       .guardian = guardian_.socket(),
+                       .output = output ? output->write_end : -1,
+                       .kept = begin ? begin->write_end : -1});
+  const std::string log = log_folder.empty() ? std::string() : fmt::format("{}/rank-{}.log", log_folder, number);
+  ranks_.push_back({.number = number,
+                    .process = std::move(process),
+                    .output = RankOutput(output ? output->take_read_end() : -1,
+                                         {.rank = number, .log = log, .tee = options_.tee}, terminal_),
+                    .begin = begin ? begin->take_read_end() : -1});
+}
+
+void Launcher::forget_ranks() {
+  for (Rank& r : ranks_)
+    if (r.begin >= 0) close(r.begin);
+  ranks_.clear();
+}
+
+// Waits a moment for something to happen, and does what follows from it.
+void Launcher::step(Nodes& nodes) {
+  std::vector<pollfd> waits;
+  for (const Rank& r : ranks_) waits.push_back({r.output.pipe(), POLLIN, 0});  // poll ignores negative descriptors
+  for (const Rank& r : ranks_) waits.push_back({r.process.descriptor(), POLLIN, 0});
+  poll(waits.data(), waits.size(), kStepMilliseconds);
+  std::vector<Rank*> ended;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& r = ranks_[i];
+    if (waits[i].revents != 0) r.output.take();
+    if (r.end || !(r.end = r.process.ended())) continue;
+    ended.push_back(&r);
+  }
+  // Of those that have ended since the last look, one that was killed is rather the cause than one that has failed.
+  std::stable_partition(ended.begin(), ended.end(), [](const Rank* r) { return r->end->by_signal; });
+  for (Rank* r : ended) rank_has_ended(*r, nodes);
+  take_signals(&nodes);
+  end_ranks(nodes);
+}
+
+void Launcher::rank_has_ended(Rank& rank, Nodes& nodes) {
+  rank.process.reap();
+  rank.output.finish();
+  const ProcessEnd end = *rank.end;
+  if (store_) store_->report_end(rank.number, end.text());
+  nodes.report_end(rank.number, end.text());
+  const bool begun = rank.has_begun();
+  if (end.good() && begun) return;
+  const std::string who = fmt::format("rank {} of {} ", rank.number, world_size_);
+  const std::string how = end.good()      ? fmt::format("ended before it came to {}", options_.must_begin)
+                          : end.by_signal ? end.text()
+                                          : fmt::format("failed with exit code {}", end.number);
+  if (end.good()) rank.end->number = 1;
+  const auto& lines = rank.output.last_lines();
+  nodes.report_failure({.what = who + how,
+                        .where = nodes.here(),
+                        .exit_code = rank.end->exit_code(),
+                        .last_lines = {lines.begin(), lines.end()}});
+}
+
+void Launcher::take_signals(Nodes* nodes) {
+  if (options_.control != nullptr && options_.control->killed() && interrupted_ == 0) {
+    interrupted_ = sent_ = SIGKILL;
+    send_to_groups(SIGKILL);
+    if (nodes != nullptr) nodes->report_failure({.what = "the job was ended by its handle", .final = true});
+  }
+  while (const std::optional<int> signal = signals_ ? signals_->next() : std::nullopt) {
+    if (!ends_job(*signal)) {
+      for (const Rank& r : ranks_)
+        if (!r.end) r.process.send(*signal);
+      continue;
+    }
+    if (interrupted_ != 0) {
+      sent_ = SIGKILL;
+      send_to_groups(SIGKILL);
+      continue;
+    }
+    interrupted_ = *signal;
+    send_to_groups(*signal);
+    if (nodes != nullptr)
+      nodes->report_failure({.what = fmt::format("the launcher got {}", signal_name(*signal)),
+                             .where = nodes->here(),
+                             .exit_code = 128 + *signal,
+                             .final = true});
+  }
+}
+
+void Launcher::end_ranks(const Nodes& nodes) {
+  const std::optional<Failure> failure = nodes.failure();
+  if (!failure) return;
+  const auto now = Clock::now();
+  if (!ending_) ending_ = now;
+  if (std::exchange(said_, failure->what) != failure->what && (running() || options_.nnodes > 1))
+    say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
+  const int signal = now > *ending_ + 2 * kGraceTime ? SIGKILL : now > *ending_ + kGraceTime ? SIGTERM : 0;
+  if (signal == 0 || signal == sent_ || sent_ == SIGKILL) return;
+  sent_ = signal;
+  send_to_groups(signal);
+}
+
+void Launcher::send_to_groups(int signal) {
+  for (const Rank& r : ranks_)
+    if (!r.end) r.process.send_to_group(signal);
+}
+
+void Launcher::report(const Nodes& nodes) const {
+  const std::optional<Failure> failure = nodes.failure();
+  if (!failure || interrupted_ != 0) return;
+  std::string text = fmt::format("the job has failed: {}{}{}{}", failure->what, failure->where.empty() ? "" : " (",
+                                 failure->where, failure->where.empty() ? "" : ")");
+  if (!failure->last_lines.empty())
+    text += fmt::format("; its last lines:\n  | {}", fmt::join(failure->last_lines, "\n  | "));
+  say(text);
+  for (const Rank& r : ranks_) {
+    const std::string name = fmt::format("rank {} of {} ", r.number, world_size_);
+    if (r.end->good() || failure->what.starts_with(name)) continue;
+    const bool by_us = sent_ != 0 && r.end->by_signal && (r.end->number == SIGTERM || r.end->number == SIGKILL);
+    say(fmt::format("then {}{}", name, by_us ? "was ended by the launcher" : r.end->text()));
+  }
+}
+
+int Launcher::exit_code(const Nodes& nodes) const {
+  if (interrupted_ != 0) return 128 + interrupted_;
+  const std::optional<Failure> failure = nodes.failure();
+  return failure ? failure->exit_code : terminal_.failed() ? 1 : 0;
+}
 
 }  // namespace
 
 int launch(const std::vector<std::string>& command, const LaunchOptions& options) {
-  check(!command.empty(), "launch", "there is no program to start");
-  StoreServer store({.launched = true});
-  Variables job = {
-      {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(store.port())}, {kLauncherStoreVariable, "1"}};
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    const int cores = available_cores(), threads = std::max(1, cores / options.nprocs);
-    job.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
-    if (options.announce)
-      say(fmt::format("{} cores for {} ranks: {} thread{} each (set OMP_NUM_THREADS to change that)", cores,
-                      options.nprocs, threads, threads == 1 ? "" : "s"));
-  }
-  std::fflush(stdout);
-  std::vector<Child> children;
-  try {
-    for (int r = 0; r < options.nprocs; ++r) children.push_back(start(command, r, options, job));
-  } catch (...) {
-    for (Child& c : children) end_process(c);
-    throw;
-  }
-  store.start();  // after the last fork, so that no rank inherits a connection
-  Output output;
-  int result = 0, sent = 0;
-  Clock::time_point failed{};
-  auto open = [](const Child& c) { return c.pid >= 0 || c.output >= 0; };
-  while (std::any_of(children.begin(), children.end(), open)) {
-    std::vector<pollfd> waits;
-    for (const Child& c : children) waits.push_back({c.output, POLLIN, 0});  // poll ignores negative descriptors
-    poll(waits.data(), waits.size(), 20);
-    for (int r = 0; r < options.nprocs; ++r) {
-      Child& child = children[static_cast<std::size_t>(r)];
-      if (waits[static_cast<std::size_t>(r)].revents != 0) forward_output(r, child, output);
-      int status = 0;
-      if (child.pid < 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
-      child.pid = -1;
-      // What it has written is in the pipe; a grandchild may hold the other end open for long.
-      while (child.output >= 0 && readable(child.output)) forward_output(r, child, output);
-      if (child.output >= 0) end_output(r, child, output);
-      store.report_end(r, describe_end(status));
-      if (status == 0 || result != 0) continue;
-      result = exit_code(status);
-      failed = Clock::now();
-      say(fmt::format("rank {} of {} {}; the other ranks are ended", r, options.nprocs,
-                      WIFSIGNALED(status) ? describe_end(status) : fmt::format("failed with exit code {}", result)));
-    }
-    // The others get 3 s to say what they lost, then are asked to end, then made to.
-    const auto since = Clock::now() - failed;
-    const int signal = result == 0                       ? 0
-                       : since > std::chrono::seconds(6) ? SIGKILL
-                       : since > std::chrono::seconds(3) ? SIGTERM
-                                                         : 0;
-    if (signal == sent) continue;
-    for (const Child& c : children)
-      if (c.pid >= 0) kill(c.pid, signal);
-    sent = signal;
-  }
-  return result == 0 && output.failed() ? 1 : result;
+  return Launcher(command, options).run();
+}
+
+void rank_begins() {
+  const std::optional<int> descriptor = number_from_environment(kBeginVariable);
+  if (!descriptor) return;
+  (void)!write(*descriptor, "b", 1);
+  close(*descriptor);
+  unsetenv(kBeginVariable);
 }
 
 }  // namespace tandem::parallel

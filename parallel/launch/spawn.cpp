@@ -1,13 +1,21 @@
 #include <tandem/parallel/launch/spawn.h>
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
+#include <optional>
 #include <sstream>
+#include <thread>
+#include <utility>
 
+#include <tandem/parallel/launch/launch_control.h>
 #include <tandem/parallel/launch/launcher.h>
 #include <tandem/tensor/error.h>
 
@@ -35,6 +43,7 @@ bool in_child = false;  // inside the function of a call of spawn
   int code = 0;
   in_child = true;
   unsetenv(kCallVariable);  // it is not for programs that this one starts
+  rank_begins();
   try {
     function(rank, nprocs);
   } catch (const std::exception& e) {
@@ -53,17 +62,91 @@ bool in_child = false;  // inside the function of a call of spawn
 
 }  // namespace
 
-int spawn(FunctionRef<void(int, int)> function, SpawnOptions options, const char* file, int line) {
+struct SpawnHandle::State {
+  // By its own thread, since processes end with the thread that has started them.
+  void run(LaunchOptions options) {
+    options.control = &control;
+    thread = std::thread([this, options] {
+      try {
+        finish(launch(own_command(), options), nullptr);
+      } catch (...) {
+        finish(1, std::current_exception());
+      }
+    });
+    control.wait_until_started();
+  }
+  void finish(int code, std::exception_ptr what) {
+    {
+      const std::lock_guard lock(mutex);
+      result = code;
+      error = std::move(what);
+      control.set_pids({});
+    }
+    ended.notify_all();
+  }
+  ~State() {
+    control.kill();
+    if (thread.joinable()) thread.join();
+  }
+
+  LaunchControl control;
+  mutable std::mutex mutex;
+  std::condition_variable ended;
+  std::optional<int> result;
+  std::exception_ptr error;
+  std::thread thread;
+};
+
+SpawnHandle::SpawnHandle(std::unique_ptr<State> state) : state_(std::move(state)) {}
+SpawnHandle::SpawnHandle(SpawnHandle&& other) noexcept = default;
+SpawnHandle& SpawnHandle::operator=(SpawnHandle&& other) noexcept = default;
+SpawnHandle::~SpawnHandle() = default;
+
+int SpawnHandle::wait() {
+  std::unique_lock lock(state_->mutex);
+  state_->ended.wait(lock, [this] { return state_->result.has_value(); });
+  if (state_->error) std::rethrow_exception(state_->error);
+  return *state_->result;
+}
+
+bool SpawnHandle::wait(double seconds) {
+  std::unique_lock lock(state_->mutex);
+  return state_->ended.wait_for(lock, std::chrono::duration<double>(std::min(seconds, 1e9)),
+                                [this] { return state_->result.has_value(); });
+}
+
+bool SpawnHandle::running() const {
+  const std::lock_guard lock(state_->mutex);
+  return !state_->result;
+}
+
+std::vector<int> SpawnHandle::pids() const { return state_->control.pids(); }
+void SpawnHandle::kill() { state_->control.kill(); }
+
+SpawnHandle spawn(FunctionRef<void(int, int)> function, SpawnOptions options, const char* file, int line) {
   check(options.nprocs >= 1, "spawn", "{} processes were asked for; give at least 1", options.nprocs);
   check(!in_child, "spawn", "was called by a process that spawn started; start all processes in one call");
-  static int calls = 0;
+  static std::atomic<int> calls = 0;
   const std::string call = fmt::format("{}:{}:{}", ++calls, file, line);
+  auto state = std::make_unique<SpawnHandle::State>();
   if (const char* wanted = std::getenv(kCallVariable); wanted != nullptr) {
     if (call == wanted) run_child(function, options.nprocs);
-    return 0;  // an earlier call of the program that started this process
+    state->result = 0;  // an earlier call of the program that started this process
+    return SpawnHandle(std::move(state));
   }
-  return launch(own_command(),
-                {.nprocs = options.nprocs, .prefix_output = false, .environment = {{kCallVariable, call}}});
+  const LaunchOptions launch_options{.nprocs = options.nprocs,
+                                     .prefix_output = false,
+                                     .forward_signals = options.join,
+                                     .must_begin = fmt::format("the call of spawn at {}:{}", file, line),
+                                     .environment = {{kCallVariable, call}}};
+  if (options.join) {
+    state->result = launch(own_command(), launch_options);
+  } else {
+    state->run(launch_options);
+    const std::lock_guard lock(state->mutex);
+    if (state->error) std::rethrow_exception(state->error);
+  }
+  return SpawnHandle(std::move(state));
 }
 
 }  // namespace tandem::parallel

@@ -1,0 +1,109 @@
+#include <tandem/parallel/launch/rank_environment.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include <tandem/parallel/comm/rendezvous.h>
+#include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/launch/guardian.h>
+#include <tandem/tensor/error.h>
+#include <tandem/tensor/threads.h>
+
+extern char** environ;
+
+namespace tandem::parallel {
+namespace {
+
+constexpr const char* kOp = "launch";
+
+std::string quoted(const std::string& text) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+bool is_set(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr && *text != '\0';
+}
+
+}  // namespace
+
+LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) {
+  check(!command.empty() && !command[0].empty(), kOp, "there is no program to start");
+  check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kOp, "{} processes on a host were asked for; give 1 to {}",
+        o.nprocs, kMaxRanksPerNode);
+  check(o.nnodes >= 1, kOp, "{} nodes were asked for; give at least 1", o.nnodes);
+  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: there are {} nodes",
+        o.node_rank, o.nnodes);
+  check(o.max_restarts >= 0, kOp, "{} restarts were asked for; give 0 or more", o.max_restarts);
+  check(o.master_port >= 0 && o.master_port <= 65535, kOp, "port {} is out of range: give 1 to 65535", o.master_port);
+  check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kOp,
+        "several nodes need --master-addr, an address of node 0 that the others reach, and --master-port, the same on "
+        "all");
+  check(o.nnodes == 1 || is_set(kSecretFileVariable) || is_set(kSecretVariable), kOp,
+        "several nodes need a secret, so that nobody else can join; make one with: (umask 077; openssl rand -hex 32 > "
+        "tandem.secret), copy it to every node, and set {} to its path there",
+        kSecretFileVariable);
+  check(!o.tee || !o.log_dir.empty(), kOp, "--tee copies what goes into logs; give --log-dir too, or leave it out");
+  if (o.master_addr.empty()) o.master_addr = "127.0.0.1";
+  o.timeout_seconds = timeout_or_default(kOp, o.timeout_seconds);
+  return o;
+}
+
+bool divides_cores() { return std::getenv("OMP_NUM_THREADS") == nullptr; }
+int threads_per_rank(const LaunchOptions& o) { return std::max(1, available_cores() / o.nprocs); }
+
+Variables rank_variables(const LaunchOptions& o, const Layout& layout, int local_rank, int restart) {
+  const std::string rank = std::to_string(layout.first_rank + local_rank), world = std::to_string(layout.world_size);
+  Variables v = o.environment;
+  v.insert(v.end(), {{"RANK", rank},
+                     {"LOCAL_RANK", std::to_string(local_rank)},
+                     {"GROUP_RANK", std::to_string(o.node_rank)},
+                     {"ROLE_RANK", rank},
+                     {"WORLD_SIZE", world},
+                     {"LOCAL_WORLD_SIZE", std::to_string(o.nprocs)},
+                     {"ROLE_WORLD_SIZE", world},
+                     {"MASTER_ADDR", o.master_addr},
+                     {"MASTER_PORT", o.master_port == 0 ? "(given by the system)" : std::to_string(o.master_port)},
+                     {kLauncherStoreVariable, "1"},
+                     {kRestartVariable, std::to_string(restart)},
+                     {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
+                     {"TORCHELASTIC_MAX_RESTARTS", std::to_string(o.max_restarts)},
+                     {"TORCHELASTIC_RUN_ID", layout.run_id},
+                     {kTimeoutVariable, fmt::format("{}", o.timeout_seconds)}});
+  if (divides_cores()) v.emplace_back("OMP_NUM_THREADS", std::to_string(threads_per_rank(o)));
+  return v;
+}
+
+std::vector<std::string> environment_with(const Variables& variables) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry), name = text.substr(0, text.find('='));
+    const auto replaces = [&](const auto& v) { return v.first == name; };
+    if (std::none_of(variables.begin(), variables.end(), replaces)) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+std::string describe_launch(const std::vector<std::string>& command, const LaunchOptions& options) {
+  const LaunchOptions o = checked(command, options);
+  // Other nodes would tell how many ranks they have; here they are taken to have as many.
+  const Layout layout{.first_rank = o.node_rank * o.nprocs, .world_size = o.nnodes * o.nprocs, .run_id = "(random)"};
+  std::string text;
+  for (int r = 0; r < o.nprocs; ++r) {
+    std::vector<std::string> words;
+    for (const auto& [name, value] : rank_variables(o, layout, r, 0)) words.push_back(name + "=" + quoted(value));
+    if (o.nnodes == 1 && !is_set(kSecretFileVariable)) words.push_back(fmt::format("{}='(random)'", kSecretVariable));
+    for (const std::string& word : command) words.push_back(quoted(word));
+    text += fmt::format("{}\n", fmt::join(words, " "));
+  }
+  return text;
+}
+
+}  // namespace tandem::parallel
