@@ -14,8 +14,8 @@
 
 #include <fmt/format.h>
 
-#include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/launch/guardian.h>
 #include <tandem/parallel/launch/launch_control.h>

@@ -7,6 +7,7 @@
 
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/secret.h>
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/launch/guardian.h>
 #include <tandem/tensor/error.h>
 #include <tandem/tensor/threads.h>
