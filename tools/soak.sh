@@ -8,7 +8,7 @@ times=${1:-20} build=${2:-build}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 tests=$(meson test -C "$build" --no-rebuild --list 2>/dev/null | sed 's|.* / ||' |
-  grep -E '^(failures .*|resume after restarts|shm|gloo|comm|store|rendezvous|tandem-run|spawn.*|hosts.*|launcher.*|secret.*|mpi.*)$')
+  grep -E '^(failures .*|resume after restarts|shm|gloo.*|mesh|comm|store.*|rendezvous|start.*|tandem-run|nodes|spawn|hosts|mpi|distributed .*)$')
 [ -n "$tests" ] || { echo "$build has no such tests; build it with -Dtests=enabled"; exit 1; }
 
 i=0

@@ -107,7 +107,7 @@ CASES = [
     Case("a call less", error=f"lost [02] .*{DISAGREE}", program=("one-less",), backends="shm gloo thread"),
     # Shared memory full: as a limit on the size of files, which it is to the system.
     Case("no memory for a group", error=r"error \[shm\] \d+ bytes of shared memory for 3 ranks cannot be had: File too large",
-         no_files=(0,), backends="shm", on="hand"),
+         no_files=(0, 1, 2), backends="shm", on="launcher"),
     Case("no memory for a bucket", no_files=(2,), backends="shm", on="hand",
          error=r"error \[allocate\] \d+ bytes of shared memory on each of 3 ranks cannot be had: File too large on rank 2"),
 ]
@@ -185,7 +185,7 @@ def start(case, launch, folder):
     command = [PROGRAM, BACKEND, str(case.timeout), *program]
     environment = {"TMPDIR": str(folder)} | ({"TANDEM_FAULT": case.fault} if case.fault else {})
     if launch == "launcher":
-        job.start([RUN, "-n", str(RANKS), *command], environment)
+        job.start([RUN, "-n", str(RANKS), *command], environment, bool(case.no_files))
     elif launch == "threads":
         job.start(command, environment)
     else:
