@@ -139,6 +139,7 @@ void init_process_group(const InitOptions& given) {
 void destroy_process_group() { job().reset(); }
 bool is_initialized() { return job() != nullptr; }
 bool is_launched() {
+  if (std::getenv(kSpawnCallVariable) != nullptr) return false;
   return std::getenv("RANK") != nullptr || start_environment().started_size.value_or(Setting{1}).value > 1;
 }
 

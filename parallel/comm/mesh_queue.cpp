@@ -3,21 +3,25 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include <tandem/parallel/comm/mesh.h>
 #include <tandem/tensor/threads.h>
 
 namespace tandem::parallel {
+namespace {
+
+class Entry;
 
 // Works may outlive the queue.
-struct CallQueue::Shared {
+struct Shared {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Entry>> entries;  // that have not begun
   bool stopping = false;
 };
 
-class CallQueue::Entry final : public Work::State {
+class Entry final : public Work::State {
  public:
   Entry(std::shared_ptr<Shared> shared, const Collective& c) : call(c), shared_(std::move(shared)) {}
   bool poll() override {
@@ -38,41 +42,52 @@ class CallQueue::Entry final : public Work::State {
   const std::shared_ptr<Shared> shared_;
 };
 
-CallQueue::CallQueue(UniqueFunction<void(Collective&)> run)
-    : run_(std::move(run)), shared_(std::make_shared<Shared>()), thread_([this] { run_all(); }) {}
+}  // namespace
+
+struct CallQueue::State {
+  void run_all();
+
+  UniqueFunction<void(Collective&)> run;
+  std::shared_ptr<Shared> shared = std::make_shared<Shared>();
+  std::thread thread = {};
+};
+
+CallQueue::CallQueue(UniqueFunction<void(Collective&)> run) : state_(new State{.run = std::move(run)}) {
+  state_->thread = std::thread([this] { state_->run_all(); });
+}
 
 CallQueue::~CallQueue() {
   {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->stopping = true;
+    const std::lock_guard lock(state_->shared->mutex);
+    state_->shared->stopping = true;
   }
-  shared_->changed.notify_all();
-  thread_.join();
+  state_->shared->changed.notify_all();
+  state_->thread.join();
 }
 
 Work CallQueue::push(const Collective& call) {
-  auto entry = std::make_shared<Entry>(shared_, call);
+  auto entry = std::make_shared<Entry>(state_->shared, call);
   {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->entries.push_back(entry);
+    const std::lock_guard lock(state_->shared->mutex);
+    state_->shared->entries.push_back(entry);
   }
-  shared_->changed.notify_all();
+  state_->shared->changed.notify_all();
   return Work(std::move(entry));
 }
 
-void CallQueue::run_all() {
+void CallQueue::State::run_all() {
   const SingleThreadScope one_thread;
   const NoBrokenPipeSignal no_signal;
-  std::unique_lock lock(shared_->mutex);
+  std::unique_lock lock(shared->mutex);
   for (;;) {
-    shared_->changed.wait(lock, [this] { return shared_->stopping || !shared_->entries.empty(); });
-    if (shared_->entries.empty()) return;
-    std::shared_ptr<Entry> entry = std::move(shared_->entries.front());
-    shared_->entries.pop_front();
+    shared->changed.wait(lock, [this] { return shared->stopping || !shared->entries.empty(); });
+    if (shared->entries.empty()) return;
+    std::shared_ptr<Entry> entry = std::move(shared->entries.front());
+    shared->entries.pop_front();
     lock.unlock();
     std::exception_ptr error;
     try {
-      run_(entry->call);
+      run(entry->call);
     } catch (...) {
       error = std::current_exception();
     }
@@ -81,7 +96,7 @@ void CallQueue::run_all() {
     entry->error = std::move(error);
     entry->done = true;
     entry.reset();  // before anyone sees it: the error ends with those who wait for it
-    shared_->changed.notify_all();
+    shared->changed.notify_all();
   }
 }
 

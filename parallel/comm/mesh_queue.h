@@ -1,7 +1,6 @@
 // CallQueue: calls that run one after the other on a thread of their own, each with a Work.
 #pragma once
 #include <memory>
-#include <thread>
 
 #include <tandem/parallel/comm/collective.h>
 #include <tandem/parallel/comm/work.h>
@@ -20,13 +19,8 @@ class CallQueue {
   Work push(const Collective& call);
 
  private:
-  class Entry;
-  struct Shared;
-  void run_all();
-
-  UniqueFunction<void(Collective&)> run_;
-  std::shared_ptr<Shared> shared_;
-  std::thread thread_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace tandem::parallel

@@ -100,7 +100,8 @@ void init_process_group(const InitOptions& options = {});
 /// Leaves the job. Another init_process_group may follow.
 void destroy_process_group();
 bool is_initialized();
-/// Whether this process was started as one of several ranks, by tandem-run, spawn, mpirun or srun, or has RANK set.
+/// Whether this process was started as one of several ranks, by tandem-run, mpirun or srun, or has RANK set: then a
+/// program need not call spawn.
 bool is_launched();
 /// The default group; Error before init_process_group.
 std::shared_ptr<ProcessGroup> default_group();

@@ -26,6 +26,8 @@ struct StartEnvironment {
 StartEnvironment start_environment();
 /// Whether an MPI has started this process, and so MPI can be initialised as one of several ranks.
 bool started_by_mpi();
+/// Set in a process that spawn has started and that has not come to its call yet.
+inline constexpr const char* kSpawnCallVariable = "TANDEM_SPAWN_CALL";
 /// How long a silent rank is waited for, where nothing else is said: a launcher sets it by --timeout.
 inline constexpr const char* kTimeoutVariable = "TANDEM_TIMEOUT";
 /// The seconds that were given; for 0 what the variable says, or 30. Error when that is no positive number.

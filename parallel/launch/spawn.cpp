@@ -15,14 +15,13 @@
 #include <thread>
 #include <utility>
 
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/launch/launch_control.h>
 #include <tandem/parallel/launch/launcher.h>
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
 namespace {
-
-constexpr const char* kCallVariable = "TANDEM_SPAWN_CALL";
 
 std::vector<std::string> own_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -42,7 +41,7 @@ bool in_child = false;  // inside the function of a call of spawn
   const int rank = std::atoi(std::getenv("RANK"));
   int code = 0;
   in_child = true;
-  unsetenv(kCallVariable);  // it is not for programs that this one starts
+  unsetenv(kSpawnCallVariable);  // it is not for programs that this one starts
   rank_begins();
   try {
     function(rank, nprocs);
@@ -129,7 +128,7 @@ SpawnHandle spawn(FunctionRef<void(int, int)> function, SpawnOptions options, co
   static std::atomic<int> calls = 0;
   const std::string call = fmt::format("{}:{}:{}", ++calls, file, line);
   auto state = std::make_unique<SpawnHandle::State>();
-  if (const char* wanted = std::getenv(kCallVariable); wanted != nullptr) {
+  if (const char* wanted = std::getenv(kSpawnCallVariable); wanted != nullptr) {
     if (call == wanted) run_child(function, options.nprocs);
     state->result = 0;  // an earlier call of the program that started this process
     return SpawnHandle(std::move(state));
@@ -138,7 +137,7 @@ SpawnHandle spawn(FunctionRef<void(int, int)> function, SpawnOptions options, co
                                      .prefix_output = false,
                                      .forward_signals = options.join,
                                      .must_begin = fmt::format("the call of spawn at {}:{}", file, line),
-                                     .environment = {{kCallVariable, call}}};
+                                     .environment = {{kSpawnCallVariable, call}}};
   if (options.join) {
     state->result = launch(own_command(), launch_options);
   } else {

@@ -70,7 +70,7 @@ assert alone.returncode == 1 and alone.stderr == (
 check_error(["backend 'mpi' is not built in, or its module cannot be opened: /nowhere", "install libopenmpi-dev"],
             TANDEM_MPI_MODULE="/nowhere")
 check_error(["is no module of this version of Tandem: it has no function tandem_make_mpi_mesh_"],
-            TANDEM_MPI_MODULE=os.path.join(os.path.dirname(MODULE), "libtandem.so"))
+            TANDEM_MPI_MODULE=os.path.join(os.path.dirname(MODULE), "libtandem.so.0"))
 check_error(["RANK is 1 and WORLD_SIZE is 2, but MPI has started this process as rank 0 of 1; leave RANK and WORLD_SIZE "
              "out"], RANK=1, WORLD_SIZE=2)
 print("mpi: passed")

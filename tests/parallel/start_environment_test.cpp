@@ -80,6 +80,9 @@ TEST_CASE("each launcher's variables give the place") {
     CHECK(place() == "RANK=2 WORLD_SIZE=3 LOCAL_RANK=1");
     CHECK(parallel::is_launched());
     CHECK(start_environment().job_id.empty());
+    setenv("TANDEM_SPAWN_CALL", "1:main.cpp:5", 1);
+    CHECK_FALSE(parallel::is_launched());  // on its way to the call of spawn
+    unsetenv("TANDEM_SPAWN_CALL");
   }
   {
     const Variables mpirun(kMpirun);
