@@ -1,5 +1,6 @@
 // The backends: how each makes a group.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,11 @@ struct GroupSetup {
   int world_rank = 0;                 // of this process in the job
   std::string store_host = {};        // where the store is; empty where it has no host
   double timeout_seconds = 30;
+  /// The rank of this process in the group; -1 when it is no member.
+  int place() const {
+    const auto found = std::find(ranks.begin(), ranks.end(), world_rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  }
 };
 
 /// Ranks that are processes of one host; Error, naming two of them, when they are not.

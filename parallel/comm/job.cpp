@@ -1,14 +1,13 @@
 // The job that this process belongs to: joining it, its groups, and the collectives as free functions.
 #include <tandem/parallel/comm/process_group.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <thread>
+#include <numeric>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/start_environment.h>
@@ -17,9 +16,6 @@
 
 namespace tandem::parallel {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-constexpr auto kLongestPause = std::chrono::microseconds(10'000);  // between looks into the store
 
 struct Job {
   Place place;
@@ -63,24 +59,25 @@ std::string best_backend(const Agreement& agreement) {
   return agreement.one_host() ? "shm" : "gloo";
 }
 
-// Ranks that want different groups would take each other's keys for their own.
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// Ranks that want different groups would take each other's keys for their own. They may wait for a work of an older
+// group before they come.
 void compare_lists(const Job& j, const std::string& name, const std::vector<int>& ranks) {
   const std::string mine = fmt::format("{{{}}}", fmt::join(ranks, ", "));
   const auto key = [&](int r) { return fmt::format("{}/ranks/{}", name, r); };
   j.place.store->set(key(j.place.rank), mine);
-  const auto limit = Clock::now() + std::chrono::duration<double>(j.timeout_seconds);
+  const GroupSetup setup{.store = j.place.store,
+                         .ranks = all_ranks(j.place.world_size),
+                         .world_rank = j.place.rank,
+                         .timeout_seconds = j.timeout_seconds};
+  const PeerWait others(setup);
   for (int r = 0; r < j.place.world_size; ++r) {
-    // Ranks may wait for a work of an older group before they come.
-    const auto known = [&] { return j.place.store->check(key(r)) || j.place.store->check(ended_key(r)); };
-    for (auto pause = std::chrono::microseconds(50); !known(); pause = std::min(2 * pause, kLongestPause)) {
-      if (Clock::now() > limit)
-        throw CommError(r, fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, "
-                                       "member or not, in the same order",
-                                       who(j.place.rank, j.place.world_size), j.timeout_seconds, r));
-      work_for_groups_of_this_thread();
-      std::this_thread::sleep_for(pause);
-    }
-    const std::string theirs = j.place.store->get(key(r));
+    const std::string theirs = others.value_of(key(r), r, work_for_groups_of_this_thread);
     if (theirs != mine)
       throw CommError(r, fmt::format("{}the ranks disagree: this rank calls new_group({}), rank {} calls new_group({})",
                                      who(j.place.rank, j.place.world_size), mine, r, theirs));
@@ -130,9 +127,7 @@ void init_process_group(const InitOptions& given) {
   next->place.meeting.reset();
   next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
   fault::point(fault::Point::group);
-  std::vector<int> ranks;
-  for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
-  next->all = make_group(*next, ranks);  // which waits for all ranks
+  next->all = make_group(*next, all_ranks(next->place.world_size));  // which waits for all ranks
   job() = std::move(next);
 }
 

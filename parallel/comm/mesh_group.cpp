@@ -207,9 +207,8 @@ class MeshGroup final : public ProcessGroup {
  public:
   MeshGroup(const GroupSetup& setup, std::string backend, FunctionRef<MeshMaker> make_mesh)
       : backend_(std::move(backend)), size_(static_cast<int>(setup.ranks.size())) {
-    const auto found = std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank);
-    if (found == setup.ranks.end()) return;
-    const int rank = static_cast<int>(found - setup.ranks.begin());
+    const int rank = setup.place();
+    if (rank < 0) return;
     member_ = std::make_unique<Membership>(setup, rank, make_mesh(setup, rank));
   }
   std::string backend() const override { return backend_; }

@@ -80,8 +80,7 @@ Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
     : setup_(setup),
       memory_(std::move(memory)),
       siblings_(RankEngines::of_this_thread()),
-      rank_(
-          static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin())),
+      rank_(setup.place()),
       process_(getpid()),
       messages_(*memory_, rank_, size()) {
   own_cores_ = size() <= available_cores();

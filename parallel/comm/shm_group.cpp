@@ -1,7 +1,6 @@
 // The backends "shm" and "thread": process groups of ranks that share memory.
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -120,9 +119,7 @@ Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
   return make_view(std::move(storage), 0, shape, contiguous_strides(shape), dtype);
 }
 
-bool is_member(const GroupSetup& setup) {
-  return std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) != setup.ranks.end();
-}
+bool is_member(const GroupSetup& setup) { return setup.place() >= 0; }
 
 }  // namespace
 

@@ -18,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_limits.h>
 
@@ -35,36 +36,10 @@ std::size_t ring_bytes_for(std::size_t members) {
   return std::clamp(share - share % kMinRingBytes, kMinRingBytes, kMaxRingBytes);
 }
 
-std::size_t own_index(const GroupSetup& setup) {
-  return static_cast<std::size_t>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) -
-                                  setup.ranks.begin());
-}
-
-// The value of a key that `member` sets, unless that rank ends before.
-std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member,
-                     FunctionRef<void()> meanwhile) {
-  const std::string ended = ended_key(setup.ranks[member]);
-  const auto start = Clock::now();
-  const std::string me = who(static_cast<int>(own_index(setup)), static_cast<int>(setup.ranks.size()));
-  for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
-    if (setup.store->check(key)) return setup.store->get(key);
-    if (setup.store->check(ended))
-      throw CommError(static_cast<int>(member),
-                      fmt::format("{}rank {} {} before it made the group", me, member, setup.store->get(ended)));
-    if (Clock::now() - start > std::chrono::duration<double>(setup.timeout_seconds))
-      throw CommError(static_cast<int>(member),
-                      fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, in the "
-                                  "same order",
-                                  me, setup.timeout_seconds, member));
-    meanwhile();
-    std::this_thread::sleep_for(pause);
-  }
-}
-
 }  // namespace
 
 SharedMemory::SharedMemory(const GroupSetup& setup)
-    : setup_(setup), rank_(own_index(setup)), ring_bytes_(ring_bytes_for(setup.ranks.size())) {}
+    : setup_(setup), rank_(static_cast<std::size_t>(setup.place())), ring_bytes_(ring_bytes_for(setup.ranks.size())) {}
 
 bool SharedMemory::said_to_have_ended(int member) const {
   try {
@@ -199,9 +174,10 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwh
     mine.file = file_.get();
   }
   setup.store->set(key_of(setup, rank_), to_text(mine));
+  const PeerWait others(setup);
   std::vector<Record> records;
   for (std::size_t i = 0; i < members; ++i)
-    records.push_back(from_text(wait_for(setup, key_of(setup, i), i, meanwhile)));
+    records.push_back(from_text(others.value_of(key_of(setup, i), static_cast<int>(i), meanwhile)));
   check_one_host(records);
   const Record& first = records.front();
   check(first.error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", bytes, members,

@@ -3,6 +3,8 @@
 
 #include <tandem/parallel/comm/combine.h>
 #include <tandem/parallel/comm/hash_store.h>
+#include <tandem/parallel/comm/peer_wait.h>
+#include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
 #include <tandem/tests/parallel/thread_ranks.h>
@@ -224,4 +226,22 @@ TEST_CASE("ranks on two hosts get an error that names both") {
   setup.store->remove("ended/1");
   setup.timeout_seconds = 0.1;
   CHECK_ERROR(parallel::make_shm_group(setup), "waited 0.1 s for rank 1 to make the group");
+}
+
+TEST_CASE("waiting for the members of a group has one time for all, and ends with a member") {
+  parallel::GroupSetup setup{.store = std::make_shared<parallel::HashStore>(), .ranks = {1, 4, 7}, .world_rank = 1};
+  setup.timeout_seconds = 0.05;
+  int calls = 0;
+  const auto meanwhile = [&] { ++calls; };
+  const parallel::PeerWait others(setup);
+  setup.store->set("first", "here");
+  CHECK(others.value_of("first", 1, meanwhile) == "here");
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  CHECK_ERROR(others.value_of("second", 2, meanwhile), "rank 0 of 3: waited 0.05 s for rank 2 to make the group");
+  CHECK(calls == 0);
+  setup.timeout_seconds = 30;
+  setup.store->set("ended/7", std::string(parallel::kHasLeft));
+  CHECK_ERROR(others.value_of("second", 2, meanwhile), "rank 0 of 3: rank 2 has left the job before it made the group");
+  setup.store->set("second", "here");
+  CHECK(others.value_of("second", 2, meanwhile) == "here");
 }

@@ -214,6 +214,20 @@ void left(int rank, int) {
       rank, [] { _exit(0); }, "ended with exit code 0 while this rank waited in all_reduce (sum, call");
 }
 
+// A rank that has left the job makes no more groups.
+void left_before_group(int rank, int) {
+  const auto all = join();
+  if (rank == 1) return;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    (void)parallel::new_group({0, 1, 2});
+    require(false, "an error");
+  } catch (const CommError& e) {
+    require(e.rank() == 1 && std::string_view(e.what()).ends_with(" before it made the group"), e.what());
+  }
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "in time");
+}
+
 void stopped(int rank, int) {
   // A group with a timeout of its own: joining a loaded machine may take long.
   const auto all = join();
@@ -271,6 +285,7 @@ int main() {
   }
   const int left_code = parallel::spawn(left, {.nprocs = 3});
   require(!parent || (left_code == 0 && proved(0) && proved(1)), "a rank that left is seen");
+  if (const int code = parallel::spawn(left_before_group, {.nprocs = 3}); code != 0) return code;
   if (const int code = parallel::spawn(stopped, {.nprocs = 3}); code != 0) return code;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
     require(entry.path().string().find("tandem") == std::string::npos, "nothing left in /dev/shm");
