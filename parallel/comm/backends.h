@@ -37,6 +37,9 @@ std::shared_ptr<ProcessGroup> make_mpi_group(const GroupSetup& setup);
 /// Error unless the module is there and MPI has started this process.
 void check_mpi();
 
+/// Whether a group that ends now does not wait for what was started in it: an exception passes, or the process ends.
+bool ends_at_once();
+
 /// What spawn_threads tells the thread of a rank: its place, and the job's store.
 struct ThreadRank {
   int rank = 0, world_size = 1;

@@ -1,7 +1,9 @@
 // The job that this process belongs to: joining it, its groups, and the collectives as free functions.
 #include <tandem/parallel/comm/process_group.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -25,11 +27,16 @@ struct Job {
   int groups = 0;
   std::shared_ptr<ProcessGroup> all;  // ends before the store
 };
+std::atomic<bool> g_process_ends = false;
+struct JobOfProcess {
+  ~JobOfProcess() { g_process_ends = true; }  // before the job ends
+  std::unique_ptr<Job> job = nullptr;
+};
 // That of the process, or of the calling thread, where threads are ranks.
 std::unique_ptr<Job>& job() {
-  static std::unique_ptr<Job> of_process;
+  static JobOfProcess of_process;
   static thread_local std::unique_ptr<Job> of_thread;
-  return t_thread_rank != nullptr ? of_thread : of_process;
+  return t_thread_rank != nullptr ? of_thread : of_process.job;
 }
 
 #ifdef TANDEM_GLOO
@@ -113,6 +120,8 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 }  // namespace
 
+bool ends_at_once() { return std::uncaught_exceptions() > 0 || g_process_ends; }
+
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
   fault::point(fault::Point::start);
@@ -135,11 +144,13 @@ void destroy_process_group() { job().reset(); }
 bool is_initialized() { return job() != nullptr; }
 bool is_launched() {
   if (std::getenv(kSpawnCallVariable) != nullptr) return false;
-  return std::getenv("RANK") != nullptr || start_environment().started_size.value_or(Setting{1}).value > 1;
+  return std::getenv("RANK") != nullptr || start_environment("is_launched").started_size.value_or(Setting{1}).value > 1;
 }
 
 std::shared_ptr<ProcessGroup> default_group() {
-  check(is_initialized(), "process_group", "the process has not joined a job; call init_process_group first");
+  check(is_initialized(), "process_group",
+        "the process has not joined a job; call init_process_group first (a thread that a rank of spawn_threads has "
+        "started uses the methods of that rank's ProcessGroup)");
   return job()->all;
 }
 
@@ -184,7 +195,8 @@ int world_size() {
 }
 
 Device local_device() {
-  if (cuda::is_available()) return Device(DeviceType::cuda, start_environment().local_rank.value_or(Setting{}).value);
+  if (cuda::is_available())
+    return Device(DeviceType::cuda, start_environment("local_device").local_rank.value_or(Setting{}).value);
   return Device();
 }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/mesh.h>
 #include <tandem/parallel/comm/mesh_hosts.h>
 #include <tandem/parallel/comm/mesh_queue.h>
@@ -31,7 +32,7 @@ bool is_message(const Collective& c) { return c.operation == Operation::send || 
 class Membership {
  public:
   Membership(const GroupSetup& setup, int rank, std::unique_ptr<Mesh> mesh);
-  // What is queued is finished first, or fails after the timeout. What unwinds does not wait for peers.
+  // What is queued is finished first, or fails after the timeout, unless it ends at once.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -80,7 +81,7 @@ Membership::Membership(const GroupSetup& setup, int rank, std::unique_ptr<Mesh> 
 }
 
 Membership::~Membership() {
-  if (std::uncaught_exceptions() > 0) {
+  if (ends_at_once()) {
     {
       const std::lock_guard lock(broken_mutex_);
       abandoned_ = true;

@@ -96,9 +96,13 @@ void Engine::meet() {
 
 std::shared_ptr<Task> Engine::start(const Collective& collective) {
   const std::lock_guard lock(mutex());
-  if (lost_) std::rethrow_exception(lost_);
   std::shared_ptr<Task> task;
-  if (Messages::handles(collective.operation)) {
+  if (lost_) {
+    task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_));
+    task->end(lost_);
+    return task;
+  }
+  if (is_message(collective.operation)) {
     task = messages_.start(shared_from_this(), collective);
   } else {
     task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
@@ -292,7 +296,7 @@ std::string Engine::last_seen(int member, const Fingerprint& call) const {
   const std::uint64_t posted = m.posted.load();
   const Fingerprint& last = m.posts[(posted + 1) % 2].call;
   std::string same;
-  if (Messages::handles(static_cast<Operation>(call.operation)))
+  if (is_message(static_cast<Operation>(call.operation)))
     same = messages_.other_end(call);
   else if (posted > call.sequence)
     same = describe(last);
@@ -323,8 +327,7 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
   lost_ = std::make_exception_ptr(CommError(member, who(rank_, size()) + what));
   memory_->member(rank_).state.store(state);
   memory_->bell().ring();
-  for (int i = 0; i < size(); ++i)
-    if (i != rank_) memory_->wait_until_outside(i);
+  memory_->wait_until_others_outside();
   for (const auto& task : tasks_) task->end(lost_);
   tasks_.clear();
   messages_.end(lost_);
@@ -332,7 +335,7 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
 
 void Engine::leave() {
   std::unique_lock lock(mutex());
-  while (std::uncaught_exceptions() == 0 && pending() && getpid() == process_) {
+  while (!ends_at_once() && pending() && getpid() == process_) {
     const std::shared_ptr<Task> task = tasks_.empty() ? messages_.first() : tasks_.front();
     lock.unlock();
     wait(*task);

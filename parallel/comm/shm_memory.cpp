@@ -102,8 +102,9 @@ Location ThreadMemory::place_of(const void* data, std::size_t) const {
 char* ThreadMemory::address(int, Location place) const { return std::bit_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
 bool ThreadMemory::ended(int member) const { return said_to_have_ended(member); }
-void ThreadMemory::wait_until_outside(int member) const {
-  while (this->member(member).inside.load()) std::this_thread::yield();
+void ThreadMemory::wait_until_others_outside() const {
+  for (std::size_t i = 0; i < members(); ++i)
+    while (other_is_inside(i)) std::this_thread::yield();
 }
 void ThreadMemory::all_came() {}
 
@@ -232,9 +233,10 @@ bool ProcessMemory::ended(int member) const {
   return said_to_have_ended(member);  // the system has no pidfd, or the process had ended already
 }
 
-void ProcessMemory::wait_until_outside(int member) const {
+void ProcessMemory::wait_until_others_outside() const {
   const auto limit = Clock::now() + kStoppedTime;
-  while (this->member(member).inside.load() && !ended(member) && Clock::now() < limit) std::this_thread::yield();
+  for (std::size_t i = 0; i < members(); ++i)
+    while (other_is_inside(i) && !ended(static_cast<int>(i)) && Clock::now() < limit) std::this_thread::yield();
 }
 
 void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {

@@ -44,7 +44,7 @@ std::shared_ptr<Task> Messages::start(std::shared_ptr<Engine> engine, const Coll
 
 const Messages::Lane* Messages::lane_of(const Task& task) const {
   const auto operation = static_cast<Operation>(task.call.operation);
-  return handles(operation) ? &lanes_[index(operation, task.call.root)] : nullptr;
+  return is_message(operation) ? &lanes_[index(operation, task.call.root)] : nullptr;
 }
 
 // The lanes take turns, so that a large message does not hold up the others.

@@ -27,7 +27,6 @@ class Messages {
     double stalled_since = 0;  // 0 while it goes on
   };
 
-  static bool handles(Operation o) { return o == Operation::send || o == Operation::recv; }
   Messages(const SharedMemory& memory, int rank, int size);
   std::shared_ptr<Task> start(std::shared_ptr<Engine> engine, const Collective& message);
   /// Does what can be done without waiting for another rank.
