@@ -24,6 +24,8 @@ struct GroupSetup {
     const auto found = std::find(ranks.begin(), ranks.end(), world_rank);
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   }
+  /// How errors call a member: "rank 1", or "rank 1 (rank 3 of the job)" where the numbers differ.
+  std::string rank_name(int member) const;
 };
 
 /// Ranks that are processes of one host; Error, naming two of them, when they are not.

@@ -41,7 +41,7 @@ class Membership {
 
  private:
   int size() const { return static_cast<int>(setup_.ranks.size()); }
-  Caller caller(const Fingerprint& call) const { return {rank_, size(), call}; }
+  Caller caller(const Fingerprint& call) const { return {setup_, call}; }
   // Runs one call on the thread of its queue; `sequence` is the number of those before it.
   void run(Collective& c, std::uint64_t& sequence);
   void agree(const Collective& c, std::uint64_t sequence);

@@ -20,9 +20,9 @@ std::optional<std::string> PeerWait::end_of(int member) const {
 
 void PeerWait::check_time(int member) const {
   if (std::chrono::steady_clock::now() - begin_ > std::chrono::duration<double>(setup_.timeout_seconds))
-    throw CommError(member, fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, "
+    throw CommError(member, fmt::format("{}waited {} s for {} to make the group; every rank of the job makes it, "
                                         "member or not, in the same order",
-                                        me(), setup_.timeout_seconds, member));
+                                        me(), setup_.timeout_seconds, setup_.rank_name(member)));
 }
 
 std::string PeerWait::value_of(const std::string& key, int member, FunctionRef<void()> meanwhile) const {
@@ -31,7 +31,7 @@ std::string PeerWait::value_of(const std::string& key, int member, FunctionRef<v
     if (setup_.store->check(key)) return setup_.store->get(key);
     if (const auto how = end_of(member)) {
       if (setup_.store->check(key)) return setup_.store->get(key);  // set between the two looks
-      throw CommError(member, fmt::format("{}rank {} {} before it made the group", me(), member, *how));
+      throw CommError(member, fmt::format("{}{} {} before it made the group", me(), setup_.rank_name(member), *how));
     }
     check_time(member);
     meanwhile();

@@ -82,7 +82,7 @@ Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
       siblings_(RankEngines::of_this_thread()),
       rank_(setup.place()),
       process_(getpid()),
-      messages_(*memory_, rank_, size()) {
+      messages_(setup_, *memory_) {
   own_cores_ = size() <= available_cores();
   const std::lock_guard lock(mutex());
   siblings_->engines.push_back(this);
@@ -205,10 +205,10 @@ std::exception_ptr Engine::disagreement(const Task& task, const std::vector<cons
   if (task.call.operation == kFail) return nullptr;
   for (int i = 0; i < size(); ++i)
     if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
-      return std::make_exception_ptr(cannot_take_part({rank_, size(), task.call}, i, memory_->member(i).message));
+      return std::make_exception_ptr(cannot_take_part({setup_, task.call}, i, memory_->member(i).message));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
-    if (other != task.call) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call}, i, other));
+    if (other != task.call) return std::make_exception_ptr(ranks_disagree({setup_, task.call}, i, other));
   }
   return nullptr;
 }
@@ -278,15 +278,18 @@ void Engine::check_peers_of(const Fingerprint& call, double stalled_since, Funct
     const std::int32_t state = memory_->member(i).state.load();
     const bool dead = memory_->ended(i);
     if ((state == Member::kPresent && !dead) || !lacks_member(i)) continue;  // it did its share before it left
-    if (state < Member::kGaveUp) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
+    if (state < Member::kGaveUp)
+      return lose(i, fmt::format("{} {} {}", setup_.rank_name(i), how_ended(i, dead), where));
     const int because = state - Member::kGaveUp;
+    const std::string name = setup_.rank_name(because);
     if (because == rank_ || !memory_->ended(because))
-      return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
-    return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
+      return lose(because, fmt::format("{} has given up on {} {}", setup_.rank_name(i), name, where));
+    return lose(because, fmt::format("{} {} {}", name, how_ended(because, true), where));
   }
   if (clock_seconds() - stalled_since < setup_.timeout_seconds) return;
   std::string seen;
-  for (const int i : missing) seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last_seen(i, call));
+  for (const int i : missing)
+    seen += fmt::format("{}{} ({})", seen.empty() ? "" : " and ", setup_.rank_name(i), last_seen(i, call));
   lose(missing.front(), waited_in_vain(call, setup_.timeout_seconds, seen));
 }
 

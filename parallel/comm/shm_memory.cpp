@@ -135,13 +135,14 @@ Record from_text(const std::string& text) {
 
 std::string key_of(const GroupSetup& setup, std::size_t member) { return fmt::format("{}/shm/{}", setup.name, member); }
 
-void check_one_host(const std::vector<Record>& records) {
+void check_one_host(const GroupSetup& setup, const std::vector<Record>& records) {
   const Record& first = records.front();
   for (std::size_t i = 1; i < records.size(); ++i)
     check(records[i].host == first.host, "shm",
-          "rank 0 is on host '{}' and rank {} on {}'{}': ranks that share memory must run on one host, in one "
+          "{} is on host '{}' and {} on {}'{}': ranks that share memory must run on one host, in one "
           "container; use the backend \"gloo\"",
-          first.host_name, i, records[i].host_name == first.host_name ? "another one, or in a container, named " : "",
+          setup.rank_name(0), first.host_name, setup.rank_name(static_cast<int>(i)),
+          records[i].host_name == first.host_name ? "another one, or in a container, named " : "",
           records[i].host_name);
 }
 
@@ -179,7 +180,7 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwh
   std::vector<Record> records;
   for (std::size_t i = 0; i < members; ++i)
     records.push_back(from_text(others.value_of(key_of(setup, i), static_cast<int>(i), meanwhile)));
-  check_one_host(records);
+  check_one_host(setup, records);
   const Record& first = records.front();
   check(first.error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", bytes, members,
         std::strerror(first.error));
@@ -187,8 +188,8 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwh
     FileDescriptor file;
     int error = open_file_of(first.process, first.file, file);
     if (error == 0) error = map_file(file, bytes, segment_);
-    check(error == 0, "shm", "rank {} cannot map the memory of rank 0 (process {}): {}", rank_, first.process,
-          std::strerror(error));
+    check(error == 0, "shm", "{} cannot map the memory of {} (process {}): {}", setup.rank_name(setup.place()),
+          setup.rank_name(0), first.process, std::strerror(error));
   }
   board_ = reinterpret_cast<Board*>(segment_.data());
   for (const Record& r : records) processes_.push_back(watch(r.process));

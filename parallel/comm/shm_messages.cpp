@@ -25,8 +25,9 @@ bool agree(Fingerprint a, const Fingerprint& b) {
 
 }  // namespace
 
-Messages::Messages(const SharedMemory& memory, int rank, int size) : memory_(memory), rank_(rank), size_(size) {
-  for (int peer = 0; peer < size; ++peer)
+Messages::Messages(const GroupSetup& setup, const SharedMemory& memory)
+    : setup_(setup), memory_(memory), rank_(setup.place()) {
+  for (int peer = 0; peer < static_cast<int>(setup.ranks.size()); ++peer)
     for (const bool sends : {false, true}) lanes_.push_back({.peer = peer, .sends = sends});
 }
 
@@ -100,7 +101,7 @@ bool Messages::advance(Lane& lane) {
   if (!lane.agreed) {
     const Fingerprint& their_call = theirs.calls[task.call.sequence % 2];
     if (!agree(task.call, their_call)) {
-      end_first(lane, std::make_exception_ptr(messages_differ({rank_, size_, task.call}, lane.peer, their_call)));
+      end_first(lane, std::make_exception_ptr(messages_differ({setup_, task.call}, lane.peer, their_call)));
       return true;
     }
     lane.agreed = true;

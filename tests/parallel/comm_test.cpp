@@ -113,6 +113,11 @@ TEST_CASE("groups of some ranks, and many of them") {
       require(same_bits(t, full({2}, 2.0)), "sum of two of three ranks");
       require(outer->rank() == me / 2, "rank in a group");
       require_error("root 2 is out of range", [&] { outer->broadcast(t, 2); });
+      // Errors name the others by their numbers in the job, too.
+      Tensor other = ones({2 + me});
+      require_error(me == 2 ? "rank 1 of 2: the ranks disagree: rank 1 (rank 2 of the job) calls all_reduce"
+                            : ", rank 1 (rank 2 of the job) calls all_reduce",
+                    [&] { outer->all_reduce(other).wait(); });
     }
     std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
     for (int i = 0; i < 40; ++i) groups.push_back(parallel::new_group({0, 1, 2}));
@@ -237,11 +242,13 @@ TEST_CASE("waiting for the members of a group has one time for all, and ends wit
   setup.store->set("first", "here");
   CHECK(others.value_of("first", 1, meanwhile) == "here");
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
-  CHECK_ERROR(others.value_of("second", 2, meanwhile), "rank 0 of 3: waited 0.05 s for rank 2 to make the group");
+  CHECK_ERROR(others.value_of("second", 2, meanwhile),
+              "rank 0 of 3: waited 0.05 s for rank 2 (rank 7 of the job) to make the group");
   CHECK(calls == 0);
   setup.timeout_seconds = 30;
   setup.store->set("ended/7", std::string(parallel::kHasLeft));
-  CHECK_ERROR(others.value_of("second", 2, meanwhile), "rank 0 of 3: rank 2 has left the job before it made the group");
+  CHECK_ERROR(others.value_of("second", 2, meanwhile),
+              "rank 0 of 3: rank 2 (rank 7 of the job) has left the job before it made the group");
   setup.store->set("second", "here");
   CHECK(others.value_of("second", 2, meanwhile) == "here");
 }
