@@ -137,6 +137,7 @@ void init_process_group(const InitOptions& given) {
   next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
   fault::point(fault::Point::group);
   next->all = make_group(*next, all_ranks(next->place.world_size));  // which waits for all ranks
+  note_joined(next->place, next->agreement);
   job() = std::move(next);
 }
 
@@ -157,9 +158,13 @@ std::shared_ptr<ProcessGroup> default_group() {
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
   (void)default_group();
   check(!ranks.empty(), "new_group", "the list of ranks is empty");
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    check(ranks[i] >= 0 && ranks[i] < world_size() && (i == 0 || ranks[i] > ranks[i - 1]), "new_group",
-          "rank {} is out of range or order: give increasing ranks from 0 to {}", ranks[i], world_size() - 1);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    check(ranks[i] >= 0 && ranks[i] < world_size(), "new_group", "rank {} is out of range: the job has ranks 0 to {}",
+          ranks[i], world_size() - 1);
+    check(i == 0 || ranks[i] != ranks[i - 1], "new_group", "rank {} is given twice", ranks[i]);
+    check(i == 0 || ranks[i] > ranks[i - 1], "new_group", "rank {} stands behind rank {}; give increasing ranks",
+          ranks[i], ranks[i - 1]);
+  }
   return make_group(*job(), ranks);
 }
 

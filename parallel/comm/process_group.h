@@ -11,7 +11,8 @@
 
 namespace tandem::parallel {
 
-/// What a lost peer, a timeout or a disagreement between ranks throws; carries the rank it is about, or -1.
+/// What a lost peer, a timeout or a disagreement between ranks throws; carries the rank it is about, by its number in
+/// the group, or -1.
 class CommError : public Error {
  public:
   CommError(int rank, const std::string& message) : Error(message), rank_(rank) {}
@@ -100,7 +101,8 @@ struct InitOptions {
                                            // without a call of wait or is_completed: see Work; 0: TANDEM_TIMEOUT, or 30
 };
 /// Joins the job: waits for all ranks and makes the default group, to which they all belong. Error says which setting
-/// is missing or wrong; CommError names a rank that does not come or was told something else.
+/// is missing or wrong; CommError names a rank that does not come or was told something else. A rank that has failed to
+/// join cannot try again in that job, which is an Error.
 void init_process_group(const InitOptions& options = {});
 /// Leaves the job, when what was started has ended. Another init_process_group may follow. A process that ends without
 /// it leaves at once: what was started and not waited for then fails on the others.

@@ -146,6 +146,19 @@ TEST_CASE("joining and leaving again and again") {
       {.nthreads = 3});
 }
 
+TEST_CASE("a rank whose joining has failed is told that it cannot join again") {
+  parallel::spawn_threads(
+      [](int, int) {
+        parallel::init_process_group();
+        parallel::destroy_process_group();
+        parallel::t_thread_rank->store->add("joins/0", 1);  // as a joining does that then fails
+        for (int i = 0; i < 2; ++i)
+          require_error("[init_process_group] rank 0 has tried to join this job before, and has failed",
+                        [] { parallel::init_process_group(); });
+      },
+      {.nthreads = 1});
+}
+
 TEST_CASE("a group that is destroyed ends what was started; works outlive it") {
   parallel::spawn_threads(
       [](int, int n) {
