@@ -1,5 +1,6 @@
 // The backends: how each makes a group.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,13 @@ struct GroupSetup {
   int world_rank = 0;                 // of this process in the job
   std::string store_host = {};        // where the store is; empty where it has no host
   double timeout_seconds = 30;
+  /// The rank of this process in the group; -1 when it is no member.
+  int place() const {
+    const auto found = std::find(ranks.begin(), ranks.end(), world_rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  }
+  /// How errors call a member: "rank 1", or "rank 1 (rank 3 of the job)" where the numbers differ.
+  std::string rank_name(int member) const;
 };
 
 /// Ranks that are processes of one host; Error, naming two of them, when they are not.
@@ -30,6 +38,9 @@ std::shared_ptr<ProcessGroup> make_gloo_group(const GroupSetup& setup);
 std::shared_ptr<ProcessGroup> make_mpi_group(const GroupSetup& setup);
 /// Error unless the module is there and MPI has started this process.
 void check_mpi();
+
+/// Whether a group that ends now does not wait for what was started in it: an exception passes, or the process ends.
+bool ends_at_once();
 
 /// What spawn_threads tells the thread of a rank: its place, and the job's store.
 struct ThreadRank {

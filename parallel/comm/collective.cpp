@@ -21,9 +21,6 @@ const char* pick(const Names& names, std::int32_t index) {
                                                                       : "unknown";
 }
 
-bool combines(Operation o) {
-  return o == Operation::all_reduce || o == Operation::reduce || o == Operation::reduce_scatter;
-}
 bool has_root(Operation o) {
   return o == Operation::broadcast || o == Operation::reduce || o == Operation::gather || o == Operation::scatter;
 }

@@ -75,5 +75,11 @@ Fingerprint fingerprint(const Collective& collective, std::uint64_t sequence);
 std::string describe(const Fingerprint& f);
 /// The name of an operation, as in the public functions.
 const char* name(Operation operation);
+/// Whether it is between two ranks alone.
+constexpr bool is_message(Operation o) { return o == Operation::send || o == Operation::recv; }
+/// Whether it combines values by a ReduceOp.
+constexpr bool combines(Operation o) {
+  return o == Operation::all_reduce || o == Operation::reduce || o == Operation::reduce_scatter;
+}
 
 }  // namespace tandem::parallel

@@ -1,14 +1,15 @@
 // The job that this process belongs to: joining it, its groups, and the collectives as free functions.
 #include <tandem/parallel/comm/process_group.h>
 
-#include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <cstdlib>
-#include <thread>
+#include <exception>
+#include <numeric>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/start_environment.h>
@@ -18,9 +19,6 @@
 namespace tandem::parallel {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr auto kLongestPause = std::chrono::microseconds(10'000);  // between looks into the store
-
 struct Job {
   Place place;
   Agreement agreement;
@@ -29,11 +27,16 @@ struct Job {
   int groups = 0;
   std::shared_ptr<ProcessGroup> all;  // ends before the store
 };
+std::atomic<bool> g_process_ends = false;
+struct JobOfProcess {
+  ~JobOfProcess() { g_process_ends = true; }  // before the job ends
+  std::unique_ptr<Job> job = nullptr;
+};
 // That of the process, or of the calling thread, where threads are ranks.
 std::unique_ptr<Job>& job() {
-  static std::unique_ptr<Job> of_process;
+  static JobOfProcess of_process;
   static thread_local std::unique_ptr<Job> of_thread;
-  return t_thread_rank != nullptr ? of_thread : of_process;
+  return t_thread_rank != nullptr ? of_thread : of_process.job;
 }
 
 #ifdef TANDEM_GLOO
@@ -63,24 +66,25 @@ std::string best_backend(const Agreement& agreement) {
   return agreement.one_host() ? "shm" : "gloo";
 }
 
-// Ranks that want different groups would take each other's keys for their own.
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// Ranks that want different groups would take each other's keys for their own. They may wait for a work of an older
+// group before they come.
 void compare_lists(const Job& j, const std::string& name, const std::vector<int>& ranks) {
   const std::string mine = fmt::format("{{{}}}", fmt::join(ranks, ", "));
   const auto key = [&](int r) { return fmt::format("{}/ranks/{}", name, r); };
   j.place.store->set(key(j.place.rank), mine);
-  const auto limit = Clock::now() + std::chrono::duration<double>(j.timeout_seconds);
+  const GroupSetup setup{.store = j.place.store,
+                         .ranks = all_ranks(j.place.world_size),
+                         .world_rank = j.place.rank,
+                         .timeout_seconds = j.timeout_seconds};
+  const PeerWait others(setup);
   for (int r = 0; r < j.place.world_size; ++r) {
-    // Ranks may wait for a work of an older group before they come.
-    const auto known = [&] { return j.place.store->check(key(r)) || j.place.store->check(ended_key(r)); };
-    for (auto pause = std::chrono::microseconds(50); !known(); pause = std::min(2 * pause, kLongestPause)) {
-      if (Clock::now() > limit)
-        throw CommError(r, fmt::format("{}waited {} s in new_group for rank {}; every rank of the job must call it, "
-                                       "member or not, in the same order",
-                                       who(j.place.rank, j.place.world_size), j.timeout_seconds, r));
-      work_for_groups_of_this_thread();
-      std::this_thread::sleep_for(pause);
-    }
-    const std::string theirs = j.place.store->get(key(r));
+    const std::string theirs = others.value_of(key(r), r, work_for_groups_of_this_thread);
     if (theirs != mine)
       throw CommError(r, fmt::format("{}the ranks disagree: this rank calls new_group({}), rank {} calls new_group({})",
                                      who(j.place.rank, j.place.world_size), mine, r, theirs));
@@ -116,6 +120,8 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 }  // namespace
 
+bool ends_at_once() { return std::uncaught_exceptions() > 0 || g_process_ends; }
+
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
   fault::point(fault::Point::start);
@@ -130,9 +136,8 @@ void init_process_group(const InitOptions& given) {
   next->place.meeting.reset();
   next->backend = options.backend.empty() ? best_backend(next->agreement) : options.backend;
   fault::point(fault::Point::group);
-  std::vector<int> ranks;
-  for (int r = 0; r < next->place.world_size; ++r) ranks.push_back(r);
-  next->all = make_group(*next, ranks);  // which waits for all ranks
+  next->all = make_group(*next, all_ranks(next->place.world_size));  // which waits for all ranks
+  note_joined(next->place, next->agreement);
   job() = std::move(next);
 }
 
@@ -140,20 +145,26 @@ void destroy_process_group() { job().reset(); }
 bool is_initialized() { return job() != nullptr; }
 bool is_launched() {
   if (std::getenv(kSpawnCallVariable) != nullptr) return false;
-  return std::getenv("RANK") != nullptr || start_environment().started_size.value_or(Setting{1}).value > 1;
+  return std::getenv("RANK") != nullptr || start_environment("is_launched").started_size.value_or(Setting{1}).value > 1;
 }
 
 std::shared_ptr<ProcessGroup> default_group() {
-  check(is_initialized(), "process_group", "the process has not joined a job; call init_process_group first");
+  check(is_initialized(), "process_group",
+        "the process has not joined a job; call init_process_group first (a thread that a rank of spawn_threads has "
+        "started uses the methods of that rank's ProcessGroup)");
   return job()->all;
 }
 
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
   (void)default_group();
   check(!ranks.empty(), "new_group", "the list of ranks is empty");
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    check(ranks[i] >= 0 && ranks[i] < world_size() && (i == 0 || ranks[i] > ranks[i - 1]), "new_group",
-          "rank {} is out of range or order: give increasing ranks from 0 to {}", ranks[i], world_size() - 1);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    check(ranks[i] >= 0 && ranks[i] < world_size(), "new_group", "rank {} is out of range: the job has ranks 0 to {}",
+          ranks[i], world_size() - 1);
+    check(i == 0 || ranks[i] != ranks[i - 1], "new_group", "rank {} is given twice", ranks[i]);
+    check(i == 0 || ranks[i] > ranks[i - 1], "new_group", "rank {} stands behind rank {}; give increasing ranks",
+          ranks[i], ranks[i - 1]);
+  }
   return make_group(*job(), ranks);
 }
 
@@ -189,7 +200,8 @@ int world_size() {
 }
 
 Device local_device() {
-  if (cuda::is_available()) return Device(DeviceType::cuda, start_environment().local_rank.value_or(Setting{}).value);
+  if (cuda::is_available())
+    return Device(DeviceType::cuda, start_environment("local_device").local_rank.value_or(Setting{}).value);
   return Device();
 }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/backends.h>
 #include <tandem/parallel/comm/mesh.h>
 #include <tandem/parallel/comm/mesh_hosts.h>
 #include <tandem/parallel/comm/mesh_queue.h>
@@ -31,7 +32,7 @@ bool is_message(const Collective& c) { return c.operation == Operation::send || 
 class Membership {
  public:
   Membership(const GroupSetup& setup, int rank, std::unique_ptr<Mesh> mesh);
-  // What is queued is finished first, or fails after the timeout. What unwinds does not wait for peers.
+  // What is queued is finished first, or fails after the timeout, unless it ends at once.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -40,7 +41,7 @@ class Membership {
 
  private:
   int size() const { return static_cast<int>(setup_.ranks.size()); }
-  Caller caller(const Fingerprint& call) const { return {rank_, size(), call}; }
+  Caller caller(const Fingerprint& call) const { return {setup_, call}; }
   // Runs one call on the thread of its queue; `sequence` is the number of those before it.
   void run(Collective& c, std::uint64_t& sequence);
   void agree(const Collective& c, std::uint64_t sequence);
@@ -80,7 +81,7 @@ Membership::Membership(const GroupSetup& setup, int rank, std::unique_ptr<Mesh> 
 }
 
 Membership::~Membership() {
-  if (std::uncaught_exceptions() > 0) {
+  if (ends_at_once()) {
     {
       const std::lock_guard lock(broken_mutex_);
       abandoned_ = true;
@@ -207,9 +208,8 @@ class MeshGroup final : public ProcessGroup {
  public:
   MeshGroup(const GroupSetup& setup, std::string backend, FunctionRef<MeshMaker> make_mesh)
       : backend_(std::move(backend)), size_(static_cast<int>(setup.ranks.size())) {
-    const auto found = std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank);
-    if (found == setup.ranks.end()) return;
-    const int rank = static_cast<int>(found - setup.ranks.begin());
+    const int rank = setup.place();
+    if (rank < 0) return;
     member_ = std::make_unique<Membership>(setup, rank, make_mesh(setup, rank));
   }
   std::string backend() const override { return backend_; }

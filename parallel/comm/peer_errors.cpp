@@ -3,22 +3,36 @@
 #include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
+namespace {
+
+std::string me(const Caller& c) { return who(c.setup.place(), static_cast<int>(c.setup.ranks.size())); }
+
+std::string both_calls(const Caller& c, int other, const Fingerprint& others_call) {
+  return fmt::format("{}the ranks disagree: {} calls {}, {} calls {}", me(c), c.setup.rank_name(c.setup.place()),
+                     describe(c.call), c.setup.rank_name(other), describe(others_call));
+}
+
+}  // namespace
+
+std::string GroupSetup::rank_name(int member) const {
+  const int in_job = ranks[static_cast<std::size_t>(member)];
+  return in_job == member ? fmt::format("rank {}", member)
+                          : fmt::format("rank {} (rank {} of the job)", member, in_job);
+}
 
 CommError ranks_disagree(const Caller& c, int other, const Fingerprint& others_call) {
-  return {other, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; every rank must call the same "
-                             "operations in the same order, on tensors of one size and type",
-                             who(c.rank, c.size), c.rank, describe(c.call), other, describe(others_call))};
+  return {other, both_calls(c, other, others_call) +
+                     "; every rank must call the same operations in the same order, on tensors of one size and type"};
 }
 
 CommError messages_differ(const Caller& c, int other, const Fingerprint& others_call) {
-  return {other, fmt::format("{}the ranks disagree: rank {} calls {}, rank {} calls {}; what is received must have the "
-                             "shape and the type of what is sent. This message is lost",
-                             who(c.rank, c.size), c.rank, describe(c.call), other, describe(others_call))};
+  return {other, both_calls(c, other, others_call) +
+                     "; what is received must have the shape and the type of what is sent. This message is lost"};
 }
 
 CommError cannot_take_part(const Caller& c, int other, std::string_view why) {
   return {other,
-          fmt::format("{}rank {} cannot take part in {}: {}", who(c.rank, c.size), other, describe(c.call), why)};
+          fmt::format("{}{} cannot take part in {}: {}", me(c), c.setup.rank_name(other), describe(c.call), why)};
 }
 
 std::string waited_in_vain(const Fingerprint& call, double seconds, std::string_view whom) {

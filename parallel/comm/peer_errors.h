@@ -3,14 +3,14 @@
 #include <string>
 #include <string_view>
 
-#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/backends.h>
 
 namespace tandem::parallel {
 
-/// The rank that says it, of how many, and in which call.
+/// The group of the rank that says it, and its call.
 struct Caller {
-  int rank = 0, size = 1;
-  Fingerprint call = {};
+  const GroupSetup& setup;
+  const Fingerprint& call;
 };
 
 CommError ranks_disagree(const Caller& caller, int other, const Fingerprint& others_call);

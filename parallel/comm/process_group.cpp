@@ -1,6 +1,8 @@
 // The checks of arguments that all backends share.
 #include <tandem/parallel/comm/process_group.h>
 
+#include <cstdint>
+
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 
@@ -15,12 +17,12 @@ void check_defined(const char* op, const char* which, const Tensor& t) {
   check(t.defined(), op, "the {} is an undefined tensor; this rank must give one", which);
 }
 
-// `whole` holds a part of `part`'s size for each rank.
 void check_peer(const char* op, int peer, int rank, int size) {
   check(peer >= 0 && peer < size, op, "rank {} is out of range: the group has ranks 0 to {}", peer, size - 1);
   check(peer != rank, op, "rank {} is this rank; name another", peer);
 }
 
+// `whole` holds a part of `part`'s size for each rank.
 void check_parts(const char* op, const char* whole_name, const Tensor& whole, const char* part_name, const Tensor& part,
                  int size) {
   check(whole.dtype() == part.dtype(), op, "the {} is {}, but the {} is {}; convert one with .to(...)", whole_name,
@@ -38,6 +40,49 @@ void check_op(const char* name, ReduceOp op, DType dtype) {
       "bool tensors are combined with ReduceOp::min (all) or ReduceOp::max (any); for counts convert with .to(int64)");
 }
 
+// The bytes from the first element in memory to the last; none for a tensor without elements.
+struct Extent {
+  std::intptr_t first = 0, end = 0;
+};
+Extent extent_of(const Tensor& t) {
+  if (t.numel() == 0) return {};
+  const View view = t.raw();
+  const auto width = static_cast<std::int64_t>(size_of(view.dtype));
+  Extent e{.first = reinterpret_cast<std::intptr_t>(view.data)};
+  e.end = e.first + width;
+  for (int i = 0; i < view.dims; ++i) {
+    const std::int64_t reach = (view.shape[i] - 1) * view.strides[i] * width;
+    (reach < 0 ? e.first : e.end) += reach;
+  }
+  return e;
+}
+
+// Backends move data in different orders: where the output overlaps the input, what they write would depend on that.
+void check_memory(const Collective& c, int rank) {
+  if (!c.output.defined()) return;
+  const View out = c.output.raw();
+  for (int i = 0; i < out.dims; ++i)
+    check(out.shape[i] <= 1 || out.strides[i] != 0, name(c.operation),
+          "several elements of this expanded view {} share one place in memory, so that no result can be written "
+          "there; call clone() and give that",
+          c.output.shape());
+  const bool in_place = c.operation == Operation::all_reduce || c.operation == Operation::reduce;
+  if (!c.input.defined() || in_place) return;
+  const Extent a = extent_of(c.input), b = extent_of(c.output);
+  if (a.first >= b.end || b.first >= a.end) return;
+  const bool gathers = c.operation == Operation::all_gather || c.operation == Operation::gather;
+  const bool cuts = c.operation == Operation::scatter || c.operation == Operation::reduce_scatter;
+  const Extent &whole = gathers ? b : a, &part = gathers ? a : b;
+  const bool is_own = part.first == whole.first + rank * (part.end - part.first);
+  if ((gathers || cuts) && is_own && c.input.is_contiguous() && c.output.is_contiguous()) return;
+  std::string or_own;
+  if (gathers || cuts)
+    or_own = fmt::format(", or, as the {}, exactly part {} of a dense {}, which is this rank's",
+                         gathers ? "input" : "output", rank, gathers ? "output" : "input");
+  fail(name(c.operation), "the input of shape {} and the output of shape {} share memory; give another tensor{}",
+       c.input.shape(), c.output.shape(), or_own);
+}
+
 }  // namespace
 
 Tensor ProcessGroup::allocate(const Shape& shape, DType dtype) { return zeros(shape, {.dtype = dtype}); }
@@ -48,6 +93,7 @@ Work ProcessGroup::run(Collective c) {
     if (t.defined() && !t.device().is_cpu())
       tandem::fail(name(c.operation), "the tensor is on {}; the backend {} works on tensors of the CPU", t.device(),
                    backend());
+  check_memory(c, rank());
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
@@ -126,7 +172,6 @@ Work ProcessGroup::all_to_all(Tensor& output, const Tensor& input) {
         output.shape(), output.dtype());
   check(input.numel() % size() == 0, "all_to_all", "{} elements cannot be cut into {} equal parts, one for each rank",
         input.numel(), size());
-  check(input.identity() != output.identity(), "all_to_all", "the output is the input; give another tensor");
   return run({.operation = Operation::all_to_all, .input = input, .output = output});
 }
 

@@ -11,7 +11,8 @@
 
 namespace tandem::parallel {
 
-/// What a lost peer, a timeout or a disagreement between ranks throws; carries the rank it is about, or -1.
+/// What a lost peer, a timeout or a disagreement between ranks throws; carries the rank it is about, by its number in
+/// the group, or -1.
 class CommError : public Error {
  public:
   CommError(int rank, const std::string& message) : Error(message), rank_(rank) {}
@@ -24,10 +25,15 @@ class CommError : public Error {
 /// A group of ranks. Every rank of the group calls the same collectives in the same order, from one thread at a time.
 /// Each call starts one and returns its Work; the functions below this class wait for it. Arguments are checked before
 /// anything is sent: Error for a root out of range, a wrong number of elements, a type that cannot be combined, a
-/// tensor on a device that the backend does not serve, or a call by a process that is no member. Ranks that disagree
-/// get a CommError on each of them. Calls have their effects one after the other, also where
-/// several are under way on one tensor. Views that are not dense are copied. Sums follow one fixed balanced binary tree
-/// over the ranks: the same bits on every rank, in every run, and on every backend of the CPU.
+/// tensor on a device that the backend does not serve, memory that does not serve (below), or a call by a process that
+/// is no member. Ranks that disagree get a CommError on each of them; a call after a loss returns a Work that throws.
+///
+/// The output is not an expanded view, and shares no memory with the input: what lies between the first and the last
+/// element of the one is apart from that of the other. But a rank's own part may be in place: the input of all_gather
+/// and gather may be exactly part rank() of the output, and the output of scatter and reduce_scatter exactly part
+/// rank() of the input, where both are dense. Calls have their effects one after the other, also where several are
+/// under way on one tensor. Views that are not dense are copied. Sums follow one fixed balanced binary tree over the
+/// ranks: the same bits on every rank, in every run, and on every backend of the CPU.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -95,9 +101,11 @@ struct InitOptions {
                                            // without a call of wait or is_completed: see Work; 0: TANDEM_TIMEOUT, or 30
 };
 /// Joins the job: waits for all ranks and makes the default group, to which they all belong. Error says which setting
-/// is missing or wrong; CommError names a rank that does not come or was told something else.
+/// is missing or wrong; CommError names a rank that does not come or was told something else. A rank that has failed to
+/// join cannot try again in that job, which is an Error.
 void init_process_group(const InitOptions& options = {});
-/// Leaves the job. Another init_process_group may follow.
+/// Leaves the job, when what was started has ended. Another init_process_group may follow. A process that ends without
+/// it leaves at once: what was started and not waited for then fails on the others.
 void destroy_process_group();
 bool is_initialized();
 /// Whether this process was started as one of several ranks, by tandem-run, mpirun or srun, or has RANK set: then a

@@ -106,6 +106,14 @@ std::string first_line(const char* path) {
   return line;
 }
 
+std::optional<std::string> how_ended(Store& store, int rank) {
+  try {
+    if (store.check(ended_key(rank))) return store.get(ended_key(rank));
+  } catch (const CommError&) {  // the store has gone
+  }
+  return std::nullopt;
+}
+
 // The value of a rank's key.
 std::string value_of(const Place& place, const std::string& prefix, int rank, const InitOptions& options) {
   Store& store = *place.store;
@@ -113,7 +121,14 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
   try {
     return store.get(key(rank), options.timeout_seconds);
   } catch (const CommError& e) {
-    if (e.rank() >= 0) throw;
+    if (e.rank() >= 0) {
+      const auto how = how_ended(store, e.rank());
+      if (!how) throw;
+      throw CommError(e.rank(),
+                      fmt::format("{}rank {} {} while this rank waited in init_process_group for rank {}; see "
+                                  "that {} processes were started, all with the same address, and stay",
+                                  who(place.rank, place.world_size), e.rank(), *how, rank, place.world_size));
+    }
   }
   std::vector<int> missing;
   try {
@@ -132,6 +147,8 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
                   who(place.rank, place.world_size), options.timeout_seconds, fmt::join(missing, " and "),
                   place.world_size));
 }
+
+std::string joined_key(const Place& place) { return fmt::format("joined/{}", place.rank); }
 
 }  // namespace
 
@@ -213,8 +230,12 @@ Place find_place(const InitOptions& options) {
 Agreement agree(const Place& place, const InitOptions& options) {
   Store& store = *place.store;
   const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
-  Agreement result{.prefix = fmt::format("{}/", time),
-                   .hosts = std::vector<int>(static_cast<std::size_t>(place.world_size))};
+  const auto prefix_of = [](std::int64_t t) { return fmt::format("{}/", t); };
+  check(time == 1 || (store.check(joined_key(place)) && store.get(joined_key(place)) == prefix_of(time - 1)), kOp,
+        "rank {} has tried to join this job before, and has failed; a job cannot be joined after that: start all ranks "
+        "again",
+        place.rank);
+  Agreement result{.prefix = prefix_of(time), .hosts = std::vector<int>(static_cast<std::size_t>(place.world_size))};
   if (t_thread_rank != nullptr) return result;  // spawn_threads has started all; there is nothing to compare
   const std::string host = host_id();
   const std::string terms = fmt::format("{} ranks and backend '{}'", place.world_size, options.backend);
@@ -231,6 +252,10 @@ Agreement agree(const Place& place, const InitOptions& options) {
     result.hosts[static_cast<std::size_t>(r)] = first_on_host.try_emplace(std::string(where), r).first->second;
   }
   return result;
+}
+
+void note_joined(const Place& place, const Agreement& agreement) {
+  place.store->set(joined_key(place), agreement.prefix);
 }
 
 }  // namespace tandem::parallel

@@ -39,8 +39,11 @@ struct Agreement {
     return std::all_of(hosts.begin(), hosts.end(), [](int h) { return h == 0; });
   }
 };
-/// Waits until all ranks have come. CommError names one that does not, or whose world_size or backend differ.
+/// Waits until all ranks have come. CommError names one that does not, or whose world_size or backend differ; Error in
+/// a rank whose last joining has failed, since the others cannot know which of its tries they meet.
 Agreement agree(const Place& place, const InitOptions& options);
+/// To be called when the joining that was agreed on has gone well.
+void note_joined(const Place& place, const Agreement& agreement);
 
 /// Equal in processes of one host: they can map each other's memory, and reach each other by its loopback address.
 std::string host_id();

@@ -80,10 +80,9 @@ Engine::Engine(const GroupSetup& setup, std::shared_ptr<SharedMemory> memory)
     : setup_(setup),
       memory_(std::move(memory)),
       siblings_(RankEngines::of_this_thread()),
-      rank_(
-          static_cast<int>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) - setup.ranks.begin())),
+      rank_(setup.place()),
       process_(getpid()),
-      messages_(*memory_, rank_, size()) {
+      messages_(setup_, *memory_) {
   own_cores_ = size() <= available_cores();
   const std::lock_guard lock(mutex());
   siblings_->engines.push_back(this);
@@ -97,9 +96,13 @@ void Engine::meet() {
 
 std::shared_ptr<Task> Engine::start(const Collective& collective) {
   const std::lock_guard lock(mutex());
-  if (lost_) std::rethrow_exception(lost_);
   std::shared_ptr<Task> task;
-  if (Messages::handles(collective.operation)) {
+  if (lost_) {
+    task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_));
+    task->end(lost_);
+    return task;
+  }
+  if (is_message(collective.operation)) {
     task = messages_.start(shared_from_this(), collective);
   } else {
     task = std::make_shared<Task>(shared_from_this(), collective, fingerprint(collective, started_++));
@@ -202,10 +205,10 @@ std::exception_ptr Engine::disagreement(const Task& task, const std::vector<cons
   if (task.call.operation == kFail) return nullptr;
   for (int i = 0; i < size(); ++i)
     if (posts[static_cast<std::size_t>(i)]->call.operation == kFail)
-      return std::make_exception_ptr(cannot_take_part({rank_, size(), task.call}, i, memory_->member(i).message));
+      return std::make_exception_ptr(cannot_take_part({setup_, task.call}, i, memory_->member(i).message));
   for (int i = 0; i < size(); ++i) {
     const Fingerprint& other = posts[static_cast<std::size_t>(i)]->call;
-    if (other != task.call) return std::make_exception_ptr(ranks_disagree({rank_, size(), task.call}, i, other));
+    if (other != task.call) return std::make_exception_ptr(ranks_disagree({setup_, task.call}, i, other));
   }
   return nullptr;
 }
@@ -275,15 +278,18 @@ void Engine::check_peers_of(const Fingerprint& call, double stalled_since, Funct
     const std::int32_t state = memory_->member(i).state.load();
     const bool dead = memory_->ended(i);
     if ((state == Member::kPresent && !dead) || !lacks_member(i)) continue;  // it did its share before it left
-    if (state < Member::kGaveUp) return lose(i, fmt::format("rank {} {} {}", i, how_ended(i, dead), where));
+    if (state < Member::kGaveUp)
+      return lose(i, fmt::format("{} {} {}", setup_.rank_name(i), how_ended(i, dead), where));
     const int because = state - Member::kGaveUp;
+    const std::string name = setup_.rank_name(because);
     if (because == rank_ || !memory_->ended(because))
-      return lose(because, fmt::format("rank {} has given up on rank {} {}", i, because, where));
-    return lose(because, fmt::format("rank {} {} {}", because, how_ended(because, true), where));
+      return lose(because, fmt::format("{} has given up on {} {}", setup_.rank_name(i), name, where));
+    return lose(because, fmt::format("{} {} {}", name, how_ended(because, true), where));
   }
   if (clock_seconds() - stalled_since < setup_.timeout_seconds) return;
   std::string seen;
-  for (const int i : missing) seen += fmt::format("{}rank {} ({})", seen.empty() ? "" : " and ", i, last_seen(i, call));
+  for (const int i : missing)
+    seen += fmt::format("{}{} ({})", seen.empty() ? "" : " and ", setup_.rank_name(i), last_seen(i, call));
   lose(missing.front(), waited_in_vain(call, setup_.timeout_seconds, seen));
 }
 
@@ -293,7 +299,7 @@ std::string Engine::last_seen(int member, const Fingerprint& call) const {
   const std::uint64_t posted = m.posted.load();
   const Fingerprint& last = m.posts[(posted + 1) % 2].call;
   std::string same;
-  if (Messages::handles(static_cast<Operation>(call.operation)))
+  if (is_message(static_cast<Operation>(call.operation)))
     same = messages_.other_end(call);
   else if (posted > call.sequence)
     same = describe(last);
@@ -324,8 +330,7 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
   lost_ = std::make_exception_ptr(CommError(member, who(rank_, size()) + what));
   memory_->member(rank_).state.store(state);
   memory_->bell().ring();
-  for (int i = 0; i < size(); ++i)
-    if (i != rank_) memory_->wait_until_outside(i);
+  memory_->wait_until_others_outside();
   for (const auto& task : tasks_) task->end(lost_);
   tasks_.clear();
   messages_.end(lost_);
@@ -333,7 +338,7 @@ void Engine::stop(int member, const std::string& what, std::int32_t state) {
 
 void Engine::leave() {
   std::unique_lock lock(mutex());
-  while (std::uncaught_exceptions() == 0 && pending() && getpid() == process_) {
+  while (!ends_at_once() && pending() && getpid() == process_) {
     const std::shared_ptr<Task> task = tasks_.empty() ? messages_.first() : tasks_.front();
     lock.unlock();
     wait(*task);

@@ -43,6 +43,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(setup_.ranks.size()); }
+  const GroupSetup& setup() const { return setup_; }
   std::mutex& mutex() const { return siblings_->mutex; }
 
  private:

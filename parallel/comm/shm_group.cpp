@@ -1,7 +1,6 @@
 // The backends "shm" and "thread": process groups of ranks that share memory.
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -96,10 +95,11 @@ Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
   for (int r = 1; r < size(); ++r) {
     const auto& other = wishes[static_cast<std::size_t>(r)];
     if (other[0] == wishes[0][0] && other[1] == wishes[0][1]) continue;
-    throw CommError(r, fmt::format("rank {} of {}: the ranks disagree: rank 0 allocates {} bytes of {}, rank {} {} "
-                                   "bytes of {}; every rank must allocate the same, in the same order",
-                                   rank(), size(), wishes[0][0], static_cast<DType>(wishes[0][1]), r, other[0],
-                                   static_cast<DType>(other[1])));
+    throw CommError(
+        r, fmt::format("rank {} of {}: the ranks disagree: {} allocates {} bytes of {}, {} {} bytes of {}; "
+                       "every rank must allocate the same, in the same order",
+                       rank(), size(), engine_->setup().rank_name(0), wishes[0][0], static_cast<DType>(wishes[0][1]),
+                       engine_->setup().rank_name(r), other[0], static_cast<DType>(other[1])));
   }
   error = static_cast<int>(wishes[0][2]);
   if (bytes == 0) return zeros(shape, {.dtype = dtype});
@@ -112,17 +112,15 @@ Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
   const auto errors = exchange({error});
   for (int r = 0; r < size(); ++r)
     check(errors[static_cast<std::size_t>(r)][0] == 0, "allocate",
-          "{} bytes of shared memory on each of {} ranks cannot be had: {} on rank {}", bytes, size(),
-          std::strerror(static_cast<int>(errors[static_cast<std::size_t>(r)][0])), r);
+          "{} bytes of shared memory on each of {} ranks cannot be had: {} on {}", bytes, size(),
+          std::strerror(static_cast<int>(errors[static_cast<std::size_t>(r)][0])), engine_->setup().rank_name(r));
   const std::lock_guard lock(engine_->mutex());
   memory_->add(mapping, stride);
   auto storage = std::make_shared<Storage>(mapping->data() + first, bytes, Device(), mapping);
   return make_view(std::move(storage), 0, shape, contiguous_strides(shape), dtype);
 }
 
-bool is_member(const GroupSetup& setup) {
-  return std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) != setup.ranks.end();
-}
+bool is_member(const GroupSetup& setup) { return setup.place() >= 0; }
 
 }  // namespace
 

@@ -18,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_limits.h>
 
@@ -35,36 +36,10 @@ std::size_t ring_bytes_for(std::size_t members) {
   return std::clamp(share - share % kMinRingBytes, kMinRingBytes, kMaxRingBytes);
 }
 
-std::size_t own_index(const GroupSetup& setup) {
-  return static_cast<std::size_t>(std::find(setup.ranks.begin(), setup.ranks.end(), setup.world_rank) -
-                                  setup.ranks.begin());
-}
-
-// The value of a key that `member` sets, unless that rank ends before.
-std::string wait_for(const GroupSetup& setup, const std::string& key, std::size_t member,
-                     FunctionRef<void()> meanwhile) {
-  const std::string ended = ended_key(setup.ranks[member]);
-  const auto start = Clock::now();
-  const std::string me = who(static_cast<int>(own_index(setup)), static_cast<int>(setup.ranks.size()));
-  for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
-    if (setup.store->check(key)) return setup.store->get(key);
-    if (setup.store->check(ended))
-      throw CommError(static_cast<int>(member),
-                      fmt::format("{}rank {} {} before it made the group", me, member, setup.store->get(ended)));
-    if (Clock::now() - start > std::chrono::duration<double>(setup.timeout_seconds))
-      throw CommError(static_cast<int>(member),
-                      fmt::format("{}waited {} s for rank {} to make the group; every rank of the job makes it, in the "
-                                  "same order",
-                                  me, setup.timeout_seconds, member));
-    meanwhile();
-    std::this_thread::sleep_for(pause);
-  }
-}
-
 }  // namespace
 
 SharedMemory::SharedMemory(const GroupSetup& setup)
-    : setup_(setup), rank_(own_index(setup)), ring_bytes_(ring_bytes_for(setup.ranks.size())) {}
+    : setup_(setup), rank_(static_cast<std::size_t>(setup.place())), ring_bytes_(ring_bytes_for(setup.ranks.size())) {}
 
 bool SharedMemory::said_to_have_ended(int member) const {
   try {
@@ -127,8 +102,9 @@ Location ThreadMemory::place_of(const void* data, std::size_t) const {
 char* ThreadMemory::address(int, Location place) const { return std::bit_cast<char*>(place.offset); }
 char* ThreadMemory::piece(int, std::size_t) const { return nullptr; }
 bool ThreadMemory::ended(int member) const { return said_to_have_ended(member); }
-void ThreadMemory::wait_until_outside(int member) const {
-  while (this->member(member).inside.load()) std::this_thread::yield();
+void ThreadMemory::wait_until_others_outside() const {
+  for (std::size_t i = 0; i < members(); ++i)
+    while (other_is_inside(i)) std::this_thread::yield();
 }
 void ThreadMemory::all_came() {}
 
@@ -159,13 +135,14 @@ Record from_text(const std::string& text) {
 
 std::string key_of(const GroupSetup& setup, std::size_t member) { return fmt::format("{}/shm/{}", setup.name, member); }
 
-void check_one_host(const std::vector<Record>& records) {
+void check_one_host(const GroupSetup& setup, const std::vector<Record>& records) {
   const Record& first = records.front();
   for (std::size_t i = 1; i < records.size(); ++i)
     check(records[i].host == first.host, "shm",
-          "rank 0 is on host '{}' and rank {} on {}'{}': ranks that share memory must run on one host, in one "
+          "{} is on host '{}' and {} on {}'{}': ranks that share memory must run on one host, in one "
           "container; use the backend \"gloo\"",
-          first.host_name, i, records[i].host_name == first.host_name ? "another one, or in a container, named " : "",
+          setup.rank_name(0), first.host_name, setup.rank_name(static_cast<int>(i)),
+          records[i].host_name == first.host_name ? "another one, or in a container, named " : "",
           records[i].host_name);
 }
 
@@ -199,10 +176,11 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwh
     mine.file = file_.get();
   }
   setup.store->set(key_of(setup, rank_), to_text(mine));
+  const PeerWait others(setup);
   std::vector<Record> records;
   for (std::size_t i = 0; i < members; ++i)
-    records.push_back(from_text(wait_for(setup, key_of(setup, i), i, meanwhile)));
-  check_one_host(records);
+    records.push_back(from_text(others.value_of(key_of(setup, i), static_cast<int>(i), meanwhile)));
+  check_one_host(setup, records);
   const Record& first = records.front();
   check(first.error == 0, "shm", "{} bytes of shared memory for {} ranks cannot be had: {}", bytes, members,
         std::strerror(first.error));
@@ -210,8 +188,8 @@ ProcessMemory::ProcessMemory(const GroupSetup& setup, FunctionRef<void()> meanwh
     FileDescriptor file;
     int error = open_file_of(first.process, first.file, file);
     if (error == 0) error = map_file(file, bytes, segment_);
-    check(error == 0, "shm", "rank {} cannot map the memory of rank 0 (process {}): {}", rank_, first.process,
-          std::strerror(error));
+    check(error == 0, "shm", "{} cannot map the memory of {} (process {}): {}", setup.rank_name(setup.place()),
+          setup.rank_name(0), first.process, std::strerror(error));
   }
   board_ = reinterpret_cast<Board*>(segment_.data());
   for (const Record& r : records) processes_.push_back(watch(r.process));
@@ -256,9 +234,10 @@ bool ProcessMemory::ended(int member) const {
   return said_to_have_ended(member);  // the system has no pidfd, or the process had ended already
 }
 
-void ProcessMemory::wait_until_outside(int member) const {
+void ProcessMemory::wait_until_others_outside() const {
   const auto limit = Clock::now() + kStoppedTime;
-  while (this->member(member).inside.load() && !ended(member) && Clock::now() < limit) std::this_thread::yield();
+  for (std::size_t i = 0; i < members(); ++i)
+    while (other_is_inside(i) && !ended(static_cast<int>(i)) && Clock::now() < limit) std::this_thread::yield();
 }
 
 void ProcessMemory::add(std::shared_ptr<Mapping> mapping, std::size_t stride) {

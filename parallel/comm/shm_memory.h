@@ -29,15 +29,16 @@ class SharedMemory {
   virtual char* piece(int member, std::size_t which) const = 0;
   /// Whether a rank has ended, as far as the system tells.
   virtual bool ended(int member) const = 0;
-  /// Returns when a rank is not inside a step. Steps are short, but a process can end in one, or be stopped: then, or
-  /// after a second, returns all the same, and what it was writing may still change.
-  virtual void wait_until_outside(int member) const = 0;
+  /// Returns when no other rank is inside a step. Steps are short, but a process can end in one, or be stopped: then,
+  /// or after a second, returns all the same, and what it was writing may still change.
+  virtual void wait_until_others_outside() const = 0;
   /// To be called when all ranks have come: what only helped them find each other goes.
   virtual void all_came() = 0;
 
  protected:
   explicit SharedMemory(const GroupSetup& setup);
   std::size_t members() const { return setup_.ranks.size(); }
+  bool other_is_inside(std::size_t i) const { return i != rank_ && member(static_cast<int>(i)).inside.load(); }
   // Whether a launcher, or spawn_threads, has said that a rank has ended.
   bool said_to_have_ended(int member) const;
   static std::size_t board_bytes(std::size_t members);
@@ -56,7 +57,7 @@ class ThreadMemory final : public SharedMemory {
   char* address(int member, Location place) const override;
   char* piece(int member, std::size_t which) const override;
   bool ended(int member) const override;
-  void wait_until_outside(int member) const override;
+  void wait_until_others_outside() const override;
   void all_came() override;
 
  private:
@@ -75,7 +76,7 @@ class ProcessMemory final : public SharedMemory {
   char* address(int member, Location place) const override;
   char* piece(int member, std::size_t which) const override;
   bool ended(int member) const override;
-  void wait_until_outside(int member) const override;
+  void wait_until_others_outside() const override;
   void all_came() override;
   /// Adds memory that has `stride` bytes for each rank, one after the other. Every rank adds and removes the same.
   void add(std::shared_ptr<Mapping> mapping, std::size_t stride);

@@ -25,8 +25,9 @@ bool agree(Fingerprint a, const Fingerprint& b) {
 
 }  // namespace
 
-Messages::Messages(const SharedMemory& memory, int rank, int size) : memory_(memory), rank_(rank), size_(size) {
-  for (int peer = 0; peer < size; ++peer)
+Messages::Messages(const GroupSetup& setup, const SharedMemory& memory)
+    : setup_(setup), memory_(memory), rank_(setup.place()) {
+  for (int peer = 0; peer < static_cast<int>(setup.ranks.size()); ++peer)
     for (const bool sends : {false, true}) lanes_.push_back({.peer = peer, .sends = sends});
 }
 
@@ -44,7 +45,7 @@ std::shared_ptr<Task> Messages::start(std::shared_ptr<Engine> engine, const Coll
 
 const Messages::Lane* Messages::lane_of(const Task& task) const {
   const auto operation = static_cast<Operation>(task.call.operation);
-  return handles(operation) ? &lanes_[index(operation, task.call.root)] : nullptr;
+  return is_message(operation) ? &lanes_[index(operation, task.call.root)] : nullptr;
 }
 
 // The lanes take turns, so that a large message does not hold up the others.
@@ -100,7 +101,7 @@ bool Messages::advance(Lane& lane) {
   if (!lane.agreed) {
     const Fingerprint& their_call = theirs.calls[task.call.sequence % 2];
     if (!agree(task.call, their_call)) {
-      end_first(lane, std::make_exception_ptr(messages_differ({rank_, size_, task.call}, lane.peer, their_call)));
+      end_first(lane, std::make_exception_ptr(messages_differ({setup_, task.call}, lane.peer, their_call)));
       return true;
     }
     lane.agreed = true;

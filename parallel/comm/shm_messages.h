@@ -27,8 +27,7 @@ class Messages {
     double stalled_since = 0;  // 0 while it goes on
   };
 
-  static bool handles(Operation o) { return o == Operation::send || o == Operation::recv; }
-  Messages(const SharedMemory& memory, int rank, int size);
+  Messages(const GroupSetup& setup, const SharedMemory& memory);
   std::shared_ptr<Task> start(std::shared_ptr<Engine> engine, const Collective& message);
   /// Does what can be done without waiting for another rank.
   void progress();
@@ -59,8 +58,9 @@ class Messages {
   void post(const Lane& lane);
   void end_first(Lane& lane, std::exception_ptr error);
 
+  const GroupSetup& setup_;
   const SharedMemory& memory_;
-  int rank_, size_;
+  int rank_;
   std::vector<Lane> lanes_;
   std::size_t pending_ = 0;  // messages of all lanes
 };

@@ -13,8 +13,8 @@
 namespace tandem::parallel {
 namespace {
 
-std::optional<Setting> setting(const char* variable) {
-  const std::optional<int> value = number_from_environment(variable);
+std::optional<Setting> setting(const char* op, const char* variable) {
+  const std::optional<int> value = number_from_environment(variable, op);
   return value ? std::optional<Setting>({*value, variable}) : std::nullopt;
 }
 
@@ -24,27 +24,27 @@ bool are_equal(const std::optional<Setting>& a, const std::optional<Setting>& b)
   return a && b && a->value == b->value;
 }
 
-StartEnvironment launcher_environment() {
+StartEnvironment launcher_environment(const char* op) {
   StartEnvironment e;
   const auto read = [&](const char* rank, const char* size, const char* local) {
-    e.started_rank = setting(rank);
-    e.started_size = setting(size);
-    e.local_rank = setting(local);
+    e.started_rank = setting(op, rank);
+    e.started_size = setting(op, size);
+    e.local_rank = setting(op, local);
   };
   if (std::getenv("OMPI_COMM_WORLD_RANK") != nullptr) {
     read("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK");
-    e.one_host = are_equal(e.started_size, setting("OMPI_COMM_WORLD_LOCAL_SIZE"));
+    e.one_host = are_equal(e.started_size, setting(op, "OMPI_COMM_WORLD_LOCAL_SIZE"));
     // Namespaces repeat after a while; the addresses of an mpirun are its own while it lives.
     e.job_id = "mpirun " + text_of("PMIX_NAMESPACE") + " " + text_of("PMIX_SERVER_URI2");
   } else if (std::getenv("PMI_RANK") != nullptr && std::getenv("SLURM_STEP_ID") == nullptr) {
     read("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID");
-    e.one_host = are_equal(e.started_size, setting("MPI_LOCALNRANKS"));
+    e.one_host = are_equal(e.started_size, setting(op, "MPI_LOCALNRANKS"));
     e.job_id = "mpiexec " + identity_of(getppid());  // it has no name, but one process starts all ranks of a host
   } else if (std::getenv("SLURM_PROCID") != nullptr && std::getenv("SLURM_STEP_ID") != nullptr) {
     // A batch script has a SLURM_PROCID too, but is no rank: srun alone makes steps.
     read("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
     const char* nodes = std::getenv("SLURM_STEP_NUM_NODES") != nullptr ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
-    e.one_host = number_from_environment(nodes) == 1;
+    e.one_host = number_from_environment(nodes, op) == 1;
     e.job_id = "srun " + text_of("SLURM_JOB_ID") + " " + text_of("SLURM_STEP_ID");
   }
   return e;
@@ -52,9 +52,10 @@ StartEnvironment launcher_environment() {
 
 }  // namespace
 
-StartEnvironment start_environment() {
-  StartEnvironment e = launcher_environment();
-  const std::optional<Setting> rank = setting("RANK"), size = setting("WORLD_SIZE"), local = setting("LOCAL_RANK");
+StartEnvironment start_environment(const char* op) {
+  StartEnvironment e = launcher_environment(op);
+  const std::optional<Setting> rank = setting(op, "RANK"), size = setting(op, "WORLD_SIZE"),
+                               local = setting(op, "LOCAL_RANK");
   e.rank = rank ? rank : e.started_rank;
   e.world_size = size ? size : e.started_size;
   if (local) e.local_rank = local;
@@ -77,13 +78,13 @@ double timeout_or_default(const char* op, double seconds) {
   return usable_timeout(op, seconds);
 }
 
-std::optional<int> number_from_environment(const char* variable) {
+std::optional<int> number_from_environment(const char* variable, const char* op) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return std::nullopt;
   int value = -1;
   const std::string_view digits(text);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, "init_process_group",
+  check(error == std::errc() && end == digits.data() + digits.size() && value >= 0, op,
         "{} is '{}'; it must be a whole number from 0 to {}", variable, text, std::numeric_limits<int>::max());
   return value;
 }

@@ -59,7 +59,6 @@ void own_faults(ProcessGroup& group) {
   require_error("the output is float64, but the input is float32", [&] { group.all_gather(doubles, part); });
   require_error("the input is float32, but the output is float64", [&] { group.reduce_scatter(doubles, parts); });
   require_error("they must be the same", [&] { group.all_to_all(doubles, part); });
-  require_error("the output is the input; give another tensor", [&] { group.all_to_all(parts, parts); });
   if (n > 1) {
     const Tensor odd = ones({n + 1});
     Tensor target = ones({n + 1});
@@ -78,6 +77,39 @@ void own_faults(ProcessGroup& group) {
   require_error(kAverage, [&] { group.reduce(numbers, 0, ReduceOp::avg); });
   require_error(kAverage, [&] { group.reduce_scatter(number, numbers, ReduceOp::avg); });
   require(same_bits(part, ones({4})) && same_bits(parts, other), "wrong arguments change nothing");
+}
+
+// Outputs that a result cannot be written to. Nothing is sent.
+void memory_faults(ProcessGroup& group) {
+  const int n = group.size(), me = group.rank(), peer = (me + 1) % n;
+  Tensor part = ones({4}), parts = ones({n, 4}), same = parts.view({n, 4});
+  Tensor wide = ones({1}).expand({4}), wide_parts = ones({1, 4}).expand({n, 4});
+  constexpr const char* kShared = "share memory; give another tensor";
+  const std::string or_output = fmt::format("{}, or, as the output, exactly part {} of a dense input", kShared, me);
+  const std::string or_input = fmt::format("{}, or, as the input, exactly part {} of a dense output", kShared, me);
+  require_error(kShared, [&] { group.all_to_all(parts, parts); });
+  require_error(kShared, [&] { group.all_to_all(same, parts); });
+  constexpr const char* kExpanded = "several elements of this expanded view {4} share one place in memory";
+  require_error(kExpanded, [&] { group.all_reduce(wide); });
+  require_error(kExpanded, [&] { group.reduce(wide, me); });
+  require_error(kExpanded, [&] { group.scatter(wide, parts, me); });
+  require_error(kExpanded, [&] { group.reduce_scatter(wide, parts); });
+  if (n == 1) return;
+  require_error(std::string("[broadcast] ") + kExpanded, [&] { group.broadcast(wide, peer); });
+  require_error(std::string("[recv] ") + kExpanded, [&] { group.recv(wide, peer); });
+  require_error("of this expanded view", [&] { group.all_gather(wide_parts, part); });
+  require_error("of this expanded view", [&] { group.gather(wide_parts, part, me); });
+  require_error("of this expanded view", [&] { group.all_to_all(wide_parts, parts); });
+  Tensor columns = ones({4, n}).t(), own_column = columns[me];
+  require_error(or_input, [&] { group.all_gather(columns, own_column); });
+  require_error(or_output, [&] { group.scatter(own_column, columns, me); });
+  for (Tensor other : {parts[peer], parts.view({4 * n}).narrow(0, 2, 4)}) {
+    require_error(or_input, [&] { group.all_gather(parts, other); });
+    require_error(or_input, [&] { group.gather(parts, other, me); });
+    require_error(or_output, [&] { group.scatter(other, parts, me); });
+    require_error(or_output, [&] { group.reduce_scatter(other, parts); });
+  }
+  require(same_bits(parts, ones({n, 4})), "wrong memory is left as it is");
 }
 
 // One rank's tensors are of another shape or type: an error on every rank that names both calls.
@@ -162,7 +194,10 @@ void differences(ProcessGroup& group) {
 }  // namespace
 
 void argument_cases(ProcessGroup& group) {
-  if (group.rank() == group.size() - 1) own_faults(group);
+  if (group.rank() == group.size() - 1) {
+    own_faults(group);
+    memory_faults(group);
+  }
   group.barrier().wait();
   if (group.size() > 1) differences(group);
   group.barrier().wait();

@@ -102,6 +102,35 @@ void moves(parallel::ProcessGroup& group, DType dtype, std::int64_t count, int s
   require(same_bits(mine, all[static_cast<std::size_t>(me)]), "inputs stay as they are");
 }
 
+// A rank's own part may be where it goes or comes from.
+void in_place(parallel::ProcessGroup& group, DType dtype, std::int64_t count, int salt) {
+  const int n = group.size(), me = group.rank();
+  const std::vector<Tensor> all = inputs_of(n, count, dtype, salt);
+  const Tensor mine = all[static_cast<std::size_t>(me)].clone(), whole = joined(all);
+  for (Tensor place : {empty({n, count}, {.dtype = dtype}), group.allocate({n, count}, dtype)}) {
+    Tensor own = place[me];
+    own.copy_(mine);
+    group.all_gather(place, own).wait();
+    require(same_bits(place, whole), "all_gather in place");
+    for (int root = 0; root < n; ++root) {
+      place.zero_();
+      own.copy_(mine);
+      group.gather(place, own, root).wait();
+      require(me == root ? same_bits(place, whole) : same_bits(own, mine), "gather in place");
+      place.copy_(whole);
+      group.scatter(own, me == root ? place : Tensor(), root).wait();
+      require(same_bits(place, whole), "scatter in place");
+    }
+    std::vector<Tensor> own_parts;
+    for (int r = 0; r < n; ++r) own_parts.push_back(values_of(r, count * n, dtype).narrow(0, me * count, count));
+    for (const ReduceOp op : operations_for(dtype)) {
+      place.copy_(values_of(me, count * n, dtype).view({n, count}));
+      group.reduce_scatter(own, place, op).wait();
+      require(same_bits(own, combined(own_parts, op)), "reduce_scatter in place");
+    }
+  }
+}
+
 void combinations(parallel::ProcessGroup& group, DType dtype, std::int64_t count, int salt) {
   const int n = group.size(), me = group.rank();
   const std::vector<Tensor> all = inputs_of(n, count, dtype, salt), wide = inputs_of(n, count * n, dtype, salt + 1);
@@ -170,6 +199,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 void collective_cases_of(parallel::ProcessGroup& group, DType dtype, std::int64_t count) {
   moves(group, dtype, count, 1);
   combinations(group, dtype, count, 2);
+  in_place(group, dtype, count, 3);
 }
 
 void collective_cases(parallel::ProcessGroup& group, std::int64_t largest) {
@@ -179,6 +209,7 @@ void collective_cases(parallel::ProcessGroup& group, std::int64_t largest) {
       if (count == largest && d > 1) continue;  // large ones in two types only
       moves(group, static_cast<DType>(d), count, ++salt);
       combinations(group, static_cast<DType>(d), count, ++salt);
+      if (d < 2) in_place(group, static_cast<DType>(d), count, ++salt);
     }
   group.barrier().wait();
 }

@@ -3,6 +3,8 @@
 
 #include <tandem/parallel/comm/combine.h>
 #include <tandem/parallel/comm/hash_store.h>
+#include <tandem/parallel/comm/peer_wait.h>
+#include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
 #include <tandem/tests/parallel/thread_ranks.h>
@@ -111,6 +113,11 @@ TEST_CASE("groups of some ranks, and many of them") {
       require(same_bits(t, full({2}, 2.0)), "sum of two of three ranks");
       require(outer->rank() == me / 2, "rank in a group");
       require_error("root 2 is out of range", [&] { outer->broadcast(t, 2); });
+      // Errors name the others by their numbers in the job, too.
+      Tensor other = ones({2 + me});
+      require_error(me == 2 ? "rank 1 of 2: the ranks disagree: rank 1 (rank 2 of the job) calls all_reduce"
+                            : ", rank 1 (rank 2 of the job) calls all_reduce",
+                    [&] { outer->all_reduce(other).wait(); });
     }
     std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
     for (int i = 0; i < 40; ++i) groups.push_back(parallel::new_group({0, 1, 2}));
@@ -137,6 +144,19 @@ TEST_CASE("joining and leaving again and again") {
         }
       },
       {.nthreads = 3});
+}
+
+TEST_CASE("a rank whose joining has failed is told that it cannot join again") {
+  parallel::spawn_threads(
+      [](int, int) {
+        parallel::init_process_group();
+        parallel::destroy_process_group();
+        parallel::t_thread_rank->store->add("joins/0", 1);  // as a joining does that then fails
+        for (int i = 0; i < 2; ++i)
+          require_error("[init_process_group] rank 0 has tried to join this job before, and has failed",
+                        [] { parallel::init_process_group(); });
+      },
+      {.nthreads = 1});
 }
 
 TEST_CASE("a group that is destroyed ends what was started; works outlive it") {
@@ -224,4 +244,24 @@ TEST_CASE("ranks on two hosts get an error that names both") {
   setup.store->remove("ended/1");
   setup.timeout_seconds = 0.1;
   CHECK_ERROR(parallel::make_shm_group(setup), "waited 0.1 s for rank 1 to make the group");
+}
+
+TEST_CASE("waiting for the members of a group has one time for all, and ends with a member") {
+  parallel::GroupSetup setup{.store = std::make_shared<parallel::HashStore>(), .ranks = {1, 4, 7}, .world_rank = 1};
+  setup.timeout_seconds = 0.05;
+  int calls = 0;
+  const auto meanwhile = [&] { ++calls; };
+  const parallel::PeerWait others(setup);
+  setup.store->set("first", "here");
+  CHECK(others.value_of("first", 1, meanwhile) == "here");
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  CHECK_ERROR(others.value_of("second", 2, meanwhile),
+              "rank 0 of 3: waited 0.05 s for rank 2 (rank 7 of the job) to make the group");
+  CHECK(calls == 0);
+  setup.timeout_seconds = 30;
+  setup.store->set("ended/7", std::string(parallel::kHasLeft));
+  CHECK_ERROR(others.value_of("second", 2, meanwhile),
+              "rank 0 of 3: rank 2 (rank 7 of the job) has left the job before it made the group");
+  setup.store->set("second", "here");
+  CHECK(others.value_of("second", 2, meanwhile) == "here");
 }

@@ -25,7 +25,8 @@ void run(int rank, int ranks, const std::string& backend) {
   require(parallel::rank() == rank && parallel::world_size() == ranks, "rank and size");
   require(parallel::default_group()->backend() == backend, "backend");
   require_error("the list of ranks is empty", [] { (void)parallel::new_group({}); });
-  require_error("rank 7 is out of range or order", [] { (void)parallel::new_group({0, 7}); });
+  require_error("rank 7 is out of range: the job has ranks 0 to", [] { (void)parallel::new_group({0, 7}); });
+  require_error("rank 0 is given twice", [] { (void)parallel::new_group({0, 0}); });
   const auto first_two = parallel::new_group({0, 1});
   require_error("the ranks disagree: this rank calls new_group(", [&] {
     (void)parallel::new_group(rank == 1 ? std::vector{0, 1} : std::vector{0, 2});

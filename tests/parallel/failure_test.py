@@ -36,8 +36,8 @@ SLACK = 1.0  # seconds beyond what is promised, for a machine that is busy
 
 NOT_COME = r"(waited 3 s in init_process_group for rank 1, which did not come|rank 1 did not come while this rank waited)"
 IN_CALL = r"while this rank waited in \w+ \(.*call \d+\)"
-JOINING = r"(while this rank waited for the key '.*' in the store|before it made the group|while this rank made the " \
-          r"group|while this rank waited in barrier \(call 0\))"
+JOINING = r"(while this rank waited (for the key '.*' in the store|in init_process_group for rank \d)|before it made the " \
+          r"group|while this rank made the group|while this rank waited in barrier \(call 0\))"
 DISAGREE = r"the ranks disagree: rank \d calls .* \(.*call \d+\).*, rank \d calls .*; every rank must call the same"
 LATE = r"(has given up on rank \d|came to .*\(.*call \d+\).* after the other ranks had given up|" \
        rf"rank \d has (ended|left the job|left the group) {IN_CALL})"
