@@ -160,8 +160,9 @@ struct FileStore::State {
   }
 
   void append(char kind, std::string_view key, std::string_view value) {
-    tandem::check(bytes + key.size() + value.size() <= kMaxStoreBytes, "store",
-                  "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
+    const auto old = values.find(key);
+    const std::size_t before = old == values.end() ? 0 : key.size() + old->second.size();
+    if (kind == '+') (void)check_room(bytes, before, key.size() + value.size());
     std::string record;
     if (read_to == 0) record += kMagic;
     append_record(record, {kind, key, value});

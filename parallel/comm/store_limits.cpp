@@ -35,6 +35,12 @@ void check_sizes(std::string_view key, std::string_view value) {
         printable(key), value.size(), kMaxValueBytes);
 }
 
+std::size_t check_room(std::size_t bytes, std::size_t removed, std::size_t added) {
+  const std::size_t after = bytes - removed + added;
+  check(after <= kMaxStoreBytes, "store", "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
+  return after;
+}
+
 void check_process(int made_in) {
   check(getpid() == made_in, "store", "this process was forked from process {}, which made the store; make another one",
         made_in);

@@ -32,6 +32,9 @@ std::size_t read_length(std::string_view bytes);
 double usable_timeout(const char* op, double seconds);
 /// Throws Error when a key is empty or too long, or a value too large.
 void check_sizes(std::string_view key, std::string_view value);
+/// The bytes of keys and values in a store of `bytes` after `added` have come in place of `removed`. Throws Error when
+/// the store is full.
+std::size_t check_room(std::size_t bytes, std::size_t removed, std::size_t added);
 /// Throws Error in a fork of the process that made the store: the two would take each other's answers and locks.
 void check_process(int made_in);
 /// The number that a value is, plus `amount`. Throws Error when the value is no number or the sum is out of range.

@@ -145,6 +145,30 @@ TEST_CASE("what a store does") {
   CHECK_ERROR(PrefixStore(std::make_shared<HashStore>(), "p").set("", "v"), "the key is empty");
 }
 
+TEST_CASE("a store is full") {
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const Stores stores = kind.make(20);
+    const std::string value(8 << 20, 'v');
+    int set = 0;
+    const std::string text = error_of([&] {
+      for (; set < 40; ++set) stores.a->set(fmt::format("k{}", set), value);
+    });
+    CHECK(contains(text, "the store is full: 268435456 bytes are allowed; remove keys"));
+    CHECK(set == 31);  // the keys count, too
+    CHECK_FALSE(stores.a->check("k31"));
+    CHECK_ERROR(stores.a->compare_set("another", "", value), "the store is full");
+    stores.a->set("k0", value);  // in place of as much
+    CHECK(stores.a->compare_set("k1", value, "short") == "short");
+    stores.a->set("k31", value);
+    CHECK_ERROR(stores.a->set("k1", value), "the store is full");
+    CHECK(stores.a->get("k1") == "short");
+    CHECK(stores.a->remove("k0"));
+    stores.a->set("k1", value);
+    CHECK(stores.a->add("n", 1) == 1);
+  }
+}
+
 TEST_CASE("keys that do not come") {
   for (const Kind& kind : kinds()) {
     INFO(kind.name);
