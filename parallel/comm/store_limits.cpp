@@ -9,8 +9,6 @@
 
 namespace tandem::parallel {
 
-std::string ended_key(int rank) { return fmt::format("{}{}", kEndedPrefix, rank); }
-
 void put_length(std::string& out, std::size_t length) {
   for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
 }

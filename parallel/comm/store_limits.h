@@ -19,9 +19,11 @@ inline constexpr double kProofSeconds = 5;            // that a connection has t
 inline constexpr std::string_view kLauncherPrefix = "launcher/";
 /// Of the keys that say how a rank has ended.
 inline constexpr std::string_view kEndedPrefix = "ended/";
-std::string ended_key(int rank);
+inline std::string ended_key(int rank) { return std::string(kEndedPrefix) + std::to_string(rank); }
 /// Their value for a rank that has said goodbye, and is not lost.
 inline constexpr std::string_view kHasLeft = "has left the job";
+/// Whether a rank that has ended so had done its part: it has left, or a launcher has seen no error.
+inline bool ended_well(std::string_view how) { return how == kHasLeft || how == "ended with exit code 0"; }
 
 /// Appends 4 bytes, little-endian.
 void put_length(std::string& out, std::size_t length);
