@@ -208,6 +208,56 @@ TEST_CASE("a group that is destroyed waits for its messages, but not while an ex
       {.nthreads = 2});
 }
 
+TEST_CASE("who has left after doing its part is not to blame") {
+  using namespace std::chrono_literals;
+  const auto require_blame = [](int rank, const std::string& text, const auto& body) {
+    require_error(text, [&] {
+      try {
+        body();
+      } catch (const CommError& e) {
+        require(e.rank() == rank, fmt::format("about rank {}: {}", rank, e.what()));
+        throw;
+      }
+    });
+  };
+  for (const bool message : {false, true}) {
+    CAPTURE(message);
+    const std::string name = new_name();
+    std::atomic<bool> left = false, seen = false;
+    CHECK_NOTHROW(parallel::spawn_threads(
+        [&](int rank, int) {
+          auto group = make_group(name, {});
+          group->barrier().wait();
+          parallel::Store& store = *parallel::t_thread_rank->store;
+          Tensor t = zeros({4});
+          if (rank == 0) {
+            wait_for(left);
+            // A message is a matter of its peer alone. In a collective, rank 1 leaves for a reason that comes out
+            // later.
+            if (message)
+              require_blame(1, "rank 0 of 3: rank 1 has closed its connection (closed) while this rank waited in recv",
+                            [&] { group->recv(t, 1).wait(); });
+            else
+              require_blame(2, "rank 0 of 3: rank 2 was killed by signal 9 while this rank waited in barrier",
+                            [&] { group->barrier().wait(); });
+            seen = true;
+          } else if (rank == 1) {
+            group.reset();
+            if (!message) store.set("ended/1", "ended with exit code 0");
+            if (message) store.set("ended/2", "ended with exit code 0");
+            left = true;
+            wait_for(seen);
+          } else {
+            wait_for(left);
+            std::this_thread::sleep_for(100ms);
+            if (!message) store.set("ended/2", "was killed by signal 9");
+            wait_for(seen);
+          }
+        },
+        {.nthreads = 3}));
+  }
+}
+
 TEST_CASE("several hosts: a member that is silent, and one that leaves while an exception passes") {
   for (const bool leaves : {false, true})
     for (const int missing : {0, 1, 2, 3}) {
