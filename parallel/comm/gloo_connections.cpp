@@ -66,20 +66,21 @@ class StoreAdapter final : public gloo::rendezvous::Store {
     Store& store = *setup_.store;
     Reason reason;
     if (store.check(lost_key(setup_)))
-      reason = Reason::from_text(store.get(lost_key(setup_)));
+      reason = Reason::from_text(setup_, store.get(lost_key(setup_)));
     else if (store.check(ended))
       reason = publish(setup_, {{member}, store.get(ended)});
     else
       return;
     if (!reason.ranks.empty()) member = reason.ranks.front();
-    throw CommError(member, fmt::format("{}rank {} {} while this rank made the group", me(), member,
+    throw CommError(member, fmt::format("{}{} {} while this rank made the group", me(), setup_.rank_name(member),
                                         reason.how.empty() ? "was waited for in vain" : reason.how));
   }
   std::string full(const std::string& key) const { return setup_.name + "/gloo/" + key; }
   [[noreturn]] void fail_waiting_for(int member) const {
-    throw CommError(member, fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
-                                        "new_group, in the same order",
-                                        me(), setup_.timeout_seconds, member));
+    throw CommError(member,
+                    fmt::format("{}waited {} s for {} to make the group; every rank of the job must call new_group, "
+                                "in the same order",
+                                me(), setup_.timeout_seconds, setup_.rank_name(member)));
   }
 
  private:

@@ -75,7 +75,8 @@ class Inquiry {
   /// What others are told about the peer of a message; this rank itself says more.
   Reason kept_waiting() const {
     return {{error_.peers.front()},
-            fmt::format("kept rank {} waiting for {} s in {}", rank_, setup_.timeout_seconds, describe(call_))};
+            fmt::format("kept {} waiting for {} s in {}", setup_.rank_name(rank_), setup_.timeout_seconds,
+                        describe(call_))};
   }
 
  private:
@@ -95,7 +96,7 @@ class Inquiry {
     const auto begin = Clock::now();
     for (;;) {
       const auto passed = Clock::now() - begin;
-      if (store_.check(lost_key(setup_))) return Reason::from_text(store_.get(lost_key(setup_)));
+      if (store_.check(lost_key(setup_))) return Reason::from_text(setup_, store_.get(lost_key(setup_)));
       std::optional<Reason> left;
       for (const int r : ranks) {
         const std::optional<Reason> reason = ended(r);
@@ -120,20 +121,20 @@ class Inquiry {
 
 std::string Reason::to_text() const { return fmt::format("{}|{}", fmt::join(ranks, ","), how); }
 
-Reason Reason::from_text(const std::string& text) {
+Reason Reason::from_text(const GroupSetup& setup, const std::string& text) {
   const std::size_t bar = std::min(text.find('|'), text.size());
   Reason reason{.how = text.substr(std::min(bar + 1, text.size()))};
   std::istringstream numbers(text.substr(0, bar));
   for (std::string number; std::getline(numbers, number, ',');) {
     int rank = -1;
     std::from_chars(number.data(), number.data() + number.size(), rank);
-    if (rank >= 0) reason.ranks.push_back(rank);
+    if (rank >= 0 && rank < static_cast<int>(setup.ranks.size())) reason.ranks.push_back(rank);
   }
   return reason;
 }
 
 Reason publish(const GroupSetup& setup, const Reason& reason) {
-  return Reason::from_text(setup.store->compare_set(lost_key(setup), "", reason.to_text()));
+  return Reason::from_text(setup, setup.store->compare_set(lost_key(setup), "", reason.to_text()));
 }
 
 CommError explain(const GroupSetup& setup, int rank, const ExchangeError& error, const Fingerprint& call) {
@@ -162,7 +163,8 @@ CommError explain(const GroupSetup& setup, int rank, const ExchangeError& error,
   }
   if (reason.ranks.empty()) reason.ranks = error.peers;
   const int first = reason.ranks.front();
-  const std::string ranks = fmt::format("rank {}", fmt::join(reason.ranks, " and "));
+  std::string ranks;
+  for (const int r : reason.ranks) ranks += (ranks.empty() ? "" : " and ") + setup.rank_name(r);
   if (!reason.how.empty() && first == rank)
     return {first,
             fmt::format("{}lost its connections in {}: the other ranks have found that it {}", me, what, reason.how)};

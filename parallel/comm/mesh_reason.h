@@ -14,8 +14,8 @@ struct Reason {
   std::string how = {};
 
   std::string to_text() const;
-  /// Any text: what is no rank is left out.
-  static Reason from_text(const std::string& text);
+  /// What is no member of the group is left out.
+  static Reason from_text(const GroupSetup& setup, const std::string& text);
 };
 
 /// Makes it the group's unless there is one; returns the one that is there.

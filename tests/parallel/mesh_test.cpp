@@ -27,13 +27,15 @@ std::string new_name() {
 }
 
 std::shared_ptr<parallel::ProcessGroup> make_group(const std::string& name, const std::vector<int>& hosts,
-                                                   double timeout_seconds = 60) {
+                                                   double timeout_seconds = 60, std::vector<int> ranks = {}) {
   parallel::GroupSetup setup{.store = parallel::t_thread_rank->store,
                              .name = name,
+                             .ranks = std::move(ranks),
                              .hosts = hosts,
                              .world_rank = parallel::t_thread_rank->rank,
                              .timeout_seconds = timeout_seconds};
-  for (int r = 0; r < parallel::t_thread_rank->world_size; ++r) setup.ranks.push_back(r);
+  const int all = setup.ranks.empty() ? parallel::t_thread_rank->world_size : 0;
+  for (int r = 0; r < all; ++r) setup.ranks.push_back(r);
   return parallel::make_mesh_group(setup, "local", [](const parallel::GroupSetup& s, int rank) {
     return std::unique_ptr<parallel::Mesh>(std::make_unique<test::LocalMesh>(s, rank));
   });
@@ -206,6 +208,26 @@ TEST_CASE("a group that is destroyed waits for its messages, but not while an ex
         }
       },
       {.nthreads = 2});
+}
+
+TEST_CASE("a group of some ranks: errors tell their numbers in the job, too; what the store says may be nonsense") {
+  const std::string late = new_name(), broken = new_name();
+  std::atomic<bool> over = false;
+  CHECK_NOTHROW(parallel::spawn_threads(
+      [&](int rank, int) {
+        const auto first = make_group(late, {}, 1, {1, 2}), second = make_group(broken, {}, 60, {1, 2});
+        if (rank == 2) wait_for(over);
+        if (rank != 1) return;
+        Tensor t = zeros({4});
+        require_error(
+            "rank 0 of 2: waited 1 s in recv (from 1, call 1) of {4} float32 for rank 1 (rank 2 of the job), ",
+            [&] { first->recv(t, 1).wait(); });
+        parallel::t_thread_rank->store->set(broken + "/lost", "7,-1,x,,99999999999|is mad");
+        over = true;
+        require_error("rank 0 of 2: rank 1 (rank 2 of the job) is mad while this rank waited in recv (from 1, call 1)",
+                      [&] { second->recv(t, 1).wait(); });
+      },
+      {.nthreads = 3}));
 }
 
 TEST_CASE("who has left after doing its part is not to blame") {
