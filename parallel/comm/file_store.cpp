@@ -21,6 +21,7 @@
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/parallel/comm/store_silence.h>
 
 namespace tandem::parallel {
 namespace {
@@ -34,7 +35,7 @@ constexpr auto kPollTime = std::chrono::milliseconds(5);
 std::string joined_key(int rank) { return fmt::format("joined/{}", rank); }
 
 // Locks of open file descriptions belong to this store alone, not to the process, and end with it.
-int lock_byte(int fd, off_t at, short type, bool wait) {
+int lock_byte(int fd, off_t at, short type) {
   struct flock range {};
   range.l_type = type;
   range.l_whence = SEEK_SET;
@@ -42,7 +43,7 @@ int lock_byte(int fd, off_t at, short type, bool wait) {
   range.l_len = 1;
   int result = 0;
   do {
-    result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range);
+    result = fcntl(fd, F_OFD_SETLK, &range);
   } while (result != 0 && errno == EINTR);
   return result;
 }
@@ -52,7 +53,7 @@ int lock_byte(int fd, off_t at, short type, bool wait) {
 struct FileStore::State {
   FileStoreOptions options;
   const int process = getpid();
-  std::mutex mutex;
+  std::timed_mutex mutex;
   int fd = -1;
   std::map<std::string, std::string, std::less<>> values;
   std::size_t bytes = 0;  // of keys and values
@@ -63,18 +64,40 @@ struct FileStore::State {
     if (fd >= 0) close(fd);
   }
 
-  void lock_contents() const {
-    const bool locked = lock_byte(fd, kContents, F_WRLCK, true) == 0;
-    tandem::check(locked, "store", "'{}' cannot be locked: {}; give a path on a file system that has locks",
-                  options.path, std::strerror(errno));
+  [[noreturn]] void still_locked() const {
+    throw SilentStore(-1, fmt::format("{}the store '{}' stays locked: another process that uses it is stopped or "
+                                      "overloaded",
+                                      who_am_i(), options.path));
+  }
+
+  // Steps under the lock are short: a lock that stays is that of a process that does not run.
+  void lock_contents(Clock::time_point deadline) const {
+    constexpr auto kLongestPause = std::chrono::microseconds(2000);
+    for (auto pause = std::chrono::microseconds(20); lock_byte(fd, kContents, F_WRLCK) != 0;
+         pause = std::min(2 * pause, kLongestPause)) {
+      tandem::check(errno == EAGAIN || errno == EACCES, "store",
+                    "'{}' cannot be locked: {}; give a path on a file system that has locks", options.path,
+                    std::strerror(errno));
+      if (Clock::now() > deadline) still_locked();
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  static Clock::time_point after(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
   // Calls body() under the file's lock, with `values` up to date.
   template <class Body>
   auto locked(const Body& body) {
+    return locked(body, after(AnswerLimit::within(options.timeout_seconds)));
+  }
+  template <class Body>
+  auto locked(const Body& body, Clock::time_point deadline) {
     check_process(process);
-    const std::lock_guard lock(mutex);
-    lock_contents();
+    const std::unique_lock lock(mutex, deadline);
+    if (!lock) still_locked();
+    lock_contents(deadline);
     return while_locked(body);
   }
   // The same when the lock is held already; ends it.
@@ -82,7 +105,7 @@ struct FileStore::State {
   auto while_locked(const Body& body) {
     struct Unlock {
       int fd;
-      ~Unlock() { lock_byte(fd, kContents, F_UNLCK, false); }
+      ~Unlock() { lock_byte(fd, kContents, F_UNLCK); }
     } unlock{fd};
     refresh();
     return body();
@@ -90,8 +113,8 @@ struct FileStore::State {
 
   // Whether any store of the rank is there; another than this one, if it is its own rank.
   bool present(int rank) const {
-    if (lock_byte(fd, kPresence + rank, F_WRLCK, false) != 0) return true;
-    lock_byte(fd, kPresence + rank, F_UNLCK, false);
+    if (lock_byte(fd, kPresence + rank, F_WRLCK) != 0) return true;
+    lock_byte(fd, kPresence + rank, F_UNLCK);
     return false;
   }
 
@@ -160,8 +183,9 @@ struct FileStore::State {
   }
 
   void append(char kind, std::string_view key, std::string_view value) {
-    tandem::check(bytes + key.size() + value.size() <= kMaxStoreBytes, "store",
-                  "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
+    const auto old = values.find(key);
+    const std::size_t before = old == values.end() ? 0 : key.size() + old->second.size();
+    if (kind == '+') (void)check_room(bytes, before, key.size() + value.size());
     std::string record;
     if (read_to == 0) record += kMagic;
     append_record(record, {kind, key, value});
@@ -204,12 +228,13 @@ struct FileStore::State {
 
   // Leaves it locked, so that nobody removes it before this rank has joined.
   void open_file() {
+    const auto deadline = after(options.timeout_seconds);
     for (;;) {
       fd = open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
       tandem::check(fd >= 0, "store", "'{}' cannot be opened: {}", options.path, std::strerror(errno));
       struct stat mine {
       }, named{};
-      lock_contents();
+      lock_contents(deadline);
       // Between open and lock the last rank of an earlier group may have removed the file.
       if (fstat(fd, &mine) == 0 && stat(options.path.c_str(), &named) == 0 && mine.st_ino == named.st_ino) break;
       close(fd);
@@ -233,7 +258,7 @@ struct FileStore::State {
       tandem::check(!find(joined_key(other)) || present(other), "store",
                     "'{}' is left from an earlier run, in which rank {} was; remove it, or give another path",
                     options.path, other);
-    const bool present_now = lock_byte(fd, kPresence + r, F_RDLCK, false) == 0;
+    const bool present_now = lock_byte(fd, kPresence + r, F_RDLCK) == 0;
     tandem::check(present_now, "store", "'{}' cannot be locked: {}", options.path, std::strerror(errno));
     if (find(ended_key(r))) append('-', ended_key(r), {});
     if (!before) append('+', joined_key(r), self);
@@ -241,7 +266,7 @@ struct FileStore::State {
   }
 
   void leave() {
-    lock_byte(fd, kPresence + options.rank, F_UNLCK, false);
+    lock_byte(fd, kPresence + options.rank, F_UNLCK);
     if (present(options.rank)) return;  // a later store of this process
     append('-', joined_key(options.rank), {});
     const auto next = values.lower_bound("joined/");
@@ -267,6 +292,8 @@ FileStore::FileStore(const FileStoreOptions& options) : state_(std::make_unique<
 FileStore::~FileStore() {
   if (!state_->joined || getpid() != state_->process) return;  // a child that ends is not the rank
   try {
+    constexpr double kGoodbyeSeconds = 1;  // at most
+    const AnswerLimit limit(kGoodbyeSeconds);
     state_->locked([&] { state_->leave(); });
   } catch (...) {  // the file is gone or the disk is full; the lock ends all the same
   }
@@ -279,17 +306,20 @@ void FileStore::set(std::string_view key, std::string_view value) {
 
 std::string FileStore::get(std::string_view key, std::optional<double> timeout_seconds) {
   check_sizes(key, {});
-  const double seconds = usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds()));
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  const double seconds =
+      AnswerLimit::within(usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds())));
+  const auto deadline = State::after(seconds);
   for (;;) {
     std::optional<int> lost;
     std::string how;
-    const auto value = state_->locked([&] {
-      auto found = state_->find(key);
-      if (!found) lost = state_->find_lost();
-      if (lost) how = state_->find(ended_key(*lost)).value_or("has ended");
-      return found;
-    });
+    const auto value = state_->locked(
+        [&] {
+          auto found = state_->find(key);
+          if (!found) lost = state_->find_lost();
+          if (lost) how = state_->find(ended_key(*lost)).value_or("has ended");
+          return found;
+        },
+        deadline);
     if (value) return *value;
     if (lost) throw lost_while_waiting(*this, *lost, how, key);
     if (Clock::now() >= deadline) throw keys_missing(*this, seconds, {std::string(key)});

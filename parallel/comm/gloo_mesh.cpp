@@ -1,17 +1,8 @@
-// Gloo as a Mesh: its TCP transport, and its rendezvous over our store.
-
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
+// Gloo as a Mesh: exchanges over its connections.
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -19,13 +10,11 @@
 #include <tuple>
 
 #include <gloo/context.h>
-#include <gloo/rendezvous/store.h>
-#include <gloo/transport/context.h>
-#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 
+#include <tandem/parallel/comm/gloo_connections.h>
 #include <tandem/parallel/comm/mesh.h>
-#include <tandem/parallel/comm/mesh_reason.h>
-#include <tandem/parallel/comm/store_limits.h>
+#include <tandem/parallel/comm/mesh_keys.h>
 
 namespace tandem::parallel {
 namespace {
@@ -35,183 +24,10 @@ using gloo::transport::UnboundBuffer;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr auto kTick = Milliseconds(100);
+constexpr double kAskSeconds = 0.5;  // at most, for what the ticker asks the store
 // Gloo does not always tell a send that is under way that its connection has ended. After so many ticks a rank that has
 // ended, says the store, is not waited for any more; what it had sent before would be here.
 constexpr int kTicksAfterEnd = 8;
-
-Milliseconds in_milliseconds(double seconds) {
-  return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
-}
-
-// Our store as Gloo sees it, for the time in which the group is made. Keys begin with the rank of who sets them.
-class StoreAdapter final : public gloo::rendezvous::Store {
- public:
-  StoreAdapter(const GroupSetup& setup, int rank) : setup_(setup), rank_(rank) {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    setup_.store->set(full(key), {data.data(), data.size()});
-  }
-  std::vector<char> get(const std::string& key) override {
-    int member = 0;
-    std::from_chars(key.data(), key.data() + key.size(), member);
-    const auto deadline = Clock::now() + in_milliseconds(setup_.timeout_seconds);
-    for (auto pause = std::chrono::microseconds(50);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
-      if (setup_.store->check(full(key))) break;
-      check_end_of(member);
-      if (Clock::now() > deadline) fail_waiting_for(member);
-      std::this_thread::sleep_for(pause);
-    }
-    const std::string value = setup_.store->get(full(key));
-    return {value.begin(), value.end()};
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) get(key);
-  }
-  void wait(const std::vector<std::string>& keys, const Milliseconds&) override { wait(keys); }
-
-  /// Throws when the member has ended, or another has found the group broken. The first that any member finds is what
-  /// all say: others may have left since, for that reason.
-  void check_end_of(int member) const {
-    const std::string lost = lost_key(setup_), ended = ended_key(setup_.ranks[static_cast<std::size_t>(member)]);
-    Store& store = *setup_.store;
-    std::string reason;
-    if (store.check(lost))
-      reason = store.get(lost);
-    else if (store.check(ended))
-      reason = store.compare_set(lost, "", fmt::format("{}|{}", member, store.get(ended)));
-    else
-      return;
-    std::from_chars(reason.data(), reason.data() + reason.size(), member);
-    const std::string how = reason.substr(std::min(reason.find('|') + 1, reason.size()));
-    throw CommError(member, fmt::format("{}rank {} {} while this rank made the group", me(), member,
-                                        how.empty() ? "was waited for in vain" : how));
-  }
-  [[noreturn]] void fail_waiting_for(int member) const {
-    throw CommError(member, fmt::format("{}waited {} s for rank {} to make the group; every rank of the job must call "
-                                        "new_group, in the same order",
-                                        me(), setup_.timeout_seconds, member));
-  }
-
- private:
-  using Store = tandem::parallel::Store;
-  std::string full(const std::string& key) const { return setup_.name + "/gloo/" + key; }
-  std::string me() const { return who(rank_, static_cast<int>(setup_.ranks.size())); }
-  const GroupSetup& setup_;
-  int rank_;
-};
-
-const char* variable(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? nullptr : text;
-}
-
-// This host's address on the way to `host`; empty when there is no way.
-std::string local_address_towards(const char* host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(host, "1", &hints, &found) != 0) return {};
-  std::string result;
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_storage local{};
-  socklen_t size = sizeof local;
-  auto* address = reinterpret_cast<sockaddr*>(&local);
-  char text[NI_MAXHOST] = {};
-  // Connecting a datagram socket sends nothing; it only chooses the way.
-  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 && getsockname(fd, address, &size) == 0 &&
-      getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
-    result = text;
-  if (fd >= 0) ::close(fd);
-  freeaddrinfo(found);
-  return result;
-}
-
-// The interface that a variable names, or else that on the way to the store.
-gloo::transport::tcp::attr device_address(const std::string& store_host) {
-  gloo::transport::tcp::attr a;
-  const char* interface = variable("TANDEM_INTERFACE");
-  if (interface == nullptr) interface = variable("GLOO_SOCKET_IFNAME");
-  if (interface != nullptr) {
-    a.iface = interface;
-    return a;
-  }
-  if (!store_host.empty()) a.hostname = local_address_towards(store_host.c_str());
-  if (a.hostname.empty()) a.hostname = "127.0.0.1";
-  return a;
-}
-
-// The connections of a group. Gloo's own connectFullMesh does not notice when a peer ends, and waits for five timeouts.
-class Connections final : public gloo::Context {
- public:
-  using gloo::Context::Context;
-  void connect(const GroupSetup& setup, const std::shared_ptr<gloo::transport::Device>& device) {
-    StoreAdapter store(setup, rank);
-    device_ = device;
-    transportContext_ = device->createContext(rank, size);
-    transportContext_->setTimeout(getTimeout());
-    std::vector<char> addresses;  // for each peer its own
-    std::size_t bytes = 0;
-    for_peers([&](int r) {
-      const std::vector<char> address = transportContext_->createPair(r)->address().bytes();
-      bytes = address.size();
-      addresses.resize(bytes * static_cast<std::size_t>(size));
-      std::copy(address.begin(), address.end(), part(addresses, bytes, r));
-    });
-    store.set(std::to_string(rank), addresses);
-    for_peers([&](int r) {
-      std::vector<char> theirs = store.get(std::to_string(r));
-      check(theirs.size() == addresses.size(), "gloo", "the addresses of rank {} are not understood", r);
-      const auto mine = part(theirs, bytes, rank);
-      connect(store, r, {mine, mine + static_cast<std::ptrdiff_t>(bytes)}, setup.timeout_seconds);
-    });
-    store.set(fmt::format("{}/connected", rank), {});
-    for_peers([&](int r) { store.get(fmt::format("{}/connected", r)); });
-  }
-
- private:
-  template <class Body>
-  void for_peers(const Body& body) const {
-    for (int r = 0; r < size; ++r)
-      if (r != rank) body(r);
-  }
-  static std::vector<char>::iterator part(std::vector<char>& all, std::size_t bytes, int r) {
-    return all.begin() + static_cast<std::ptrdiff_t>(bytes) * r;
-  }
-  // A thread looks after the peer meanwhile, and closes the connection where there is no use in waiting on.
-  void connect(const StoreAdapter& store, int peer, const std::vector<char>& address, double seconds) {
-    std::exception_ptr error, gloos_error;
-    {
-      std::mutex mutex;
-      std::condition_variable_any changed;
-      const std::jthread watcher([&](const std::stop_token& stop) {
-        std::unique_lock lock(mutex);
-        const auto deadline = Clock::now() + in_milliseconds(seconds);
-        while (!changed.wait_for(lock, stop, kTick, [&] { return stop.stop_requested(); }) && !stop.stop_requested()) {
-          try {
-            if (!error) store.check_end_of(peer);
-            if (!error && Clock::now() > deadline) store.fail_waiting_for(peer);
-          } catch (...) {
-            error = std::current_exception();
-          }
-          if (error) getPair(peer)->close();
-        }
-      });
-      try {
-        getPair(peer)->connect(address);
-      } catch (...) {
-        gloos_error = std::current_exception();
-      }
-    }
-    if (error || gloos_error) std::rethrow_exception(error ? error : gloos_error);
-  }
-};
-
-// Throws for a member that ends before or within a second: its connections end a little earlier than the store knows.
-void check_ended(const GroupSetup& setup, int rank) {
-  const StoreAdapter store(setup, rank);
-  for (const auto give_up = Clock::now() + std::chrono::seconds(1); Clock::now() < give_up;
-       std::this_thread::sleep_for(Milliseconds(20)))
-    for (int member = 0; member < static_cast<int>(setup.ranks.size()); ++member)
-      if (member != rank) store.check_end_of(member);
-}
 
 struct Pending {
   int peer = 0;
@@ -247,10 +63,10 @@ struct Exchange {
 };
 
 struct GlooMesh::State {
-  std::shared_ptr<Store> store;
-  std::vector<int> ranks;  // in the job
-  std::string lost_key;
-  std::shared_ptr<Connections> context;
+  explicit State(const GroupSetup& s) : setup(s) {}
+
+  const GroupSetup setup;
+  std::shared_ptr<gloo::Context> context;
 
   // While transfers are waited for, the ticker interrupts the waits now and then, so that the connections of the other
   // transfers are looked at too.
@@ -278,23 +94,16 @@ struct GlooMesh::State {
         if (e->waiting != nullptr) ended[e->waiting->peer] = false;
       if (ended.empty()) continue;
       lock.unlock();
-      for (auto& [peer, has] : ended) has = has_ended(peer);
+      {
+        const AnswerLimit limit(kAskSeconds);
+        for (auto& [peer, has] : ended) has = is_lost(setup, peer);
+      }
       lock.lock();
       for (Exchange* e : exchanges) {
         if (e->waiting == nullptr) continue;
         if (ended[e->waiting->peer]) ++e->ticks_after_end;
         e->waiting->interrupt();
       }
-    }
-  }
-  bool has_ended(int peer) const {
-    const int in_job = ranks[static_cast<std::size_t>(peer)];
-    try {
-      return store->check(lost_key) || store->check(ended_key(in_job));
-    } catch (const CommError& e) {
-      return e.rank() == in_job;  // which held the store
-    } catch (const Error&) {
-      return false;  // the deadline will tell
     }
   }
   void begin(Exchange& e) {
@@ -340,26 +149,9 @@ struct GlooMesh::State {
   }
 };
 
-GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<State>()) {
-  const int size = static_cast<int>(setup.ranks.size());
+GlooMesh::GlooMesh(const GroupSetup& setup, int rank) : state_(std::make_unique<State>(setup)) {
   const NoBrokenPipeSignal no_signal;
-  state_->store = setup.store;
-  state_->ranks = setup.ranks;
-  state_->lost_key = lost_key(setup);
-  try {
-    std::shared_ptr<gloo::transport::Device> device =
-        gloo::transport::tcp::CreateDevice(device_address(setup.store_host));
-    state_->context = std::make_shared<Connections>(rank, size);
-    state_->context->setTimeout(in_milliseconds(setup.timeout_seconds));
-    if (size > 1) state_->context->connect(setup, device);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
-    check_ended(setup, rank);
-    throw CommError(-1, fmt::format("{}Gloo cannot connect the group: {}; TANDEM_INTERFACE names the network interface "
-                                    "to use",
-                                    who(rank, size), e.what()));
-  }
+  state_->context = connect_gloo(setup, rank);
   state_->ticker = std::thread([s = state_.get()] { s->tick(); });
 }
 

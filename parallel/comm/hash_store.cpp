@@ -16,6 +16,15 @@ struct HashStore::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::string, std::string, std::less<>> values;
+  std::size_t bytes = 0;  // of keys and values
+
+  void put(std::string_view key, std::string_view value) {
+    const auto found = values.find(key);
+    const std::size_t before = found == values.end() ? 0 : key.size() + found->second.size();
+    bytes = check_room(bytes, before, key.size() + value.size());
+    values[std::string(key)] = value;
+    changed.notify_all();
+  }
 };
 
 HashStore::HashStore(double timeout_seconds) : state_(std::make_unique<State>()) {
@@ -26,8 +35,7 @@ HashStore::~HashStore() = default;
 void HashStore::set(std::string_view key, std::string_view value) {
   check_sizes(key, value);
   const std::lock_guard lock(state_->mutex);
-  state_->values[std::string(key)] = value;
-  state_->changed.notify_all();
+  state_->put(key, value);
 }
 
 std::string HashStore::get(std::string_view key, std::optional<double> timeout_seconds) {
@@ -60,8 +68,7 @@ std::int64_t HashStore::add(std::string_view key, std::int64_t amount) {
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
   const std::int64_t sum = add_to(key, found == state_->values.end() ? std::string_view() : found->second, amount);
-  state_->values[std::string(key)] = std::to_string(sum);
-  state_->changed.notify_all();
+  state_->put(key, std::to_string(sum));
   return sum;
 }
 
@@ -70,12 +77,10 @@ std::string HashStore::compare_set(std::string_view key, std::string_view expect
   check_sizes(key, desired);
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
-  if (found == state_->values.end() && !expected.empty()) return {};
-  std::string& value = state_->values[std::string(key)];
-  if (found != state_->values.end() && value != expected) return value;
-  value = desired;
-  state_->changed.notify_all();
-  return value;
+  const std::string value = found == state_->values.end() ? std::string() : found->second;
+  if (value != expected) return value;
+  state_->put(key, desired);
+  return std::string(desired);
 }
 
 bool HashStore::remove(std::string_view key) {
@@ -83,6 +88,7 @@ bool HashStore::remove(std::string_view key) {
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
   if (found == state_->values.end()) return false;
+  state_->bytes -= key.size() + found->second.size();
   state_->values.erase(found);
   return true;
 }

@@ -21,7 +21,9 @@ struct Transfer {
 struct ExchangeError {
   std::vector<int> peers;
   bool late = false;  // the deadline has passed
-  bool echo = false;  // this is why an exchange on another lane fails, and what that throws too
+  // A failure ends all connections, and so all that goes on in other threads. These throw the error of the exchange
+  // that failed first, as an echo: only that one may look for the reason, and the others wait for what it finds.
+  bool echo = false;
   std::string text;
 };
 

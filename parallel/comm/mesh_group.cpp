@@ -1,5 +1,7 @@
 // The process group over a mesh: what its members call is compared, and then run in order on the group's own threads:
 // one for the collectives, and one for the messages to or from each peer.
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -196,7 +198,7 @@ void Membership::move_message(const Collective& c, std::uint64_t sequence) {
   Fingerprint expected = mine;
   expected.operation = static_cast<std::int32_t>(sends ? Operation::recv : Operation::send);
   expected.root = rank_;
-  if (theirs != expected) throw ranks_disagree(caller(mine), peer, theirs);
+  if (theirs != expected) throw messages_differ(caller(mine), peer, theirs);
   const Tensor& t = sends ? c.input : c.output;
   const std::vector<Transfer> data{{peer, const_cast<void*>(static_cast<const void*>(t.raw().data)),
                                     static_cast<std::size_t>(t.numel()) * size_of(t.dtype())}};
@@ -212,16 +214,25 @@ class MeshGroup final : public ProcessGroup {
     if (rank < 0) return;
     member_ = std::make_unique<Membership>(setup, rank, make_mesh(setup, rank));
   }
+  // A child that ends has none of the threads, and shares the sockets: all is left as it is.
+  ~MeshGroup() override {
+    if (getpid() != process_) (void)member_.release();
+  }
   std::string backend() const override { return backend_; }
   int rank() const override { return member_ ? member_->rank() : -1; }
   int size() const override { return size_; }
 
  protected:
-  Work start(const Collective& c) override { return member_->start(c); }
+  Work start(const Collective& c) override {
+    check(getpid() == process_, name(c.operation),
+          "this process was forked from process {}, which is the member of the group; it can take no part", process_);
+    return member_->start(c);
+  }
 
  private:
   const std::string backend_;
   const int size_;
+  const pid_t process_ = getpid();
   std::unique_ptr<Membership> member_;  // null in processes that are no members
 };
 

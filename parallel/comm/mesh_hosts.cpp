@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -86,10 +87,13 @@ void HostGroups::attempt(const Body& body) {
   try {
     body();
   } catch (const CommError& e) {
-    const auto place = static_cast<std::size_t>(std::max(e.rank(), 0));
-    throw ExchangeError{.peers = {members_[std::min(place, members_.size() - 1)]},
-                        .late = now() - start >= setup_.timeout_seconds,
-                        .text = e.what()};
+    // Where no other member is named, any of them may be the one.
+    std::vector<int> peers;
+    for (std::size_t place = 0; place < members_.size(); ++place)
+      if (members_[place] != rank_ && static_cast<int>(place) == e.rank()) peers = {members_[place]};
+    if (peers.empty())
+      std::copy_if(members_.begin(), members_.end(), std::back_inserter(peers), [this](int m) { return m != rank_; });
+    throw ExchangeError{.peers = peers, .late = now() - start >= setup_.timeout_seconds, .text = e.what()};
   }
 }
 

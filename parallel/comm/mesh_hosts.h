@@ -26,7 +26,8 @@ class HostGroups {
  public:
   HostGroups(const GroupSetup& setup, Mesh& mesh, int rank);
   /// Whether a collective, the same on all members, is to be run here. The first time the groups inside the hosts are
-  /// made; where that fails on any member, nothing is served from then on. Throws ExchangeError.
+  /// made; where a host has no memory for one, nothing is served from then on. A member that alone cannot map the
+  /// memory of its host is missing for the others, who wait for the timeout. Throws ExchangeError.
   bool serves(const Collective& c);
   /// Throws ExchangeError.
   void run(const Collective& c);

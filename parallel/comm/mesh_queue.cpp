@@ -1,5 +1,7 @@
 #include <tandem/parallel/comm/mesh_queue.h>
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -19,6 +21,7 @@ struct Shared {
   std::condition_variable changed;
   std::deque<std::shared_ptr<Entry>> entries;  // that have not begun
   bool stopping = false;
+  const pid_t process = getpid();
 };
 
 class Entry final : public Work::State {
@@ -29,6 +32,8 @@ class Entry final : public Work::State {
     return done;
   }
   void wait() override {
+    check(getpid() == shared_->process, "wait", "this process was forked from process {}, which does the work",
+          shared_->process);
     std::unique_lock lock(shared_->mutex);
     shared_->changed.wait(lock, [this] { return done; });
     if (error) std::rethrow_exception(error);

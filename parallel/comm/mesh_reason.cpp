@@ -4,11 +4,13 @@
 #include <charconv>
 #include <chrono>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/mesh_hosts.h>
+#include <tandem/parallel/comm/mesh_keys.h>
 #include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 
@@ -23,6 +25,8 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr auto kLateTime = Milliseconds(400), kLateTimeOnHosts = Milliseconds(1400);
 // How much longer to look for the reason of a broken connection: a launcher needs a moment to see how a process ended.
 constexpr auto kReasonTime = Milliseconds(400);
+// That the store may need beside these.
+constexpr auto kAnswerTime = Milliseconds(300);
 
 // An error's text without its "rank 1 of 4: ".
 std::string without_prefix(const std::string& text) {
@@ -35,8 +39,7 @@ bool is_message(const Fingerprint& call) {
   return operation == Operation::send || operation == Operation::recv;
 }
 
-// One failure as one member sees it. A reason is "<ranks>|<how it ended>", without the latter where the ranks are
-// silent.
+// One failure as one member sees it.
 class Inquiry {
  public:
   Inquiry(const GroupSetup& setup, int rank, const ExchangeError& error, const Fingerprint& call)
@@ -45,55 +48,63 @@ class Inquiry {
         rank_(rank),
         error_(error),
         call_(call),
-        lost_(lost_key(setup)),
         late_time_(plan_hosts(setup.hosts).worth_it ? kLateTimeOnHosts : kLateTime) {}
 
+  /// In all.
+  double seconds() const { return std::chrono::duration<double>(late_time_ + 2 * kReasonTime + kAnswerTime).count(); }
   /// The first reason that any member has found holds for all.
-  std::string find_reason() const {
+  Reason find_reason() const {
     if (!error_.late) {
-      const std::string known = look_around(late_time_ + 2 * kReasonTime);
-      return known.empty() ? publish(closed()) : known;
+      const auto known = look_around(late_time_ + 2 * kReasonTime);
+      return known ? *known : publish(setup_, closed());
     }
-    if (is_message(call_)) return publish(ended(error_.peers.front()).value_or(kept_waiting()));
+    if (is_message(call_)) return publish(setup_, ended(error_.peers.front()).value_or(kept_waiting()));
     const auto late = [&](int r) { return fmt::format("{}/late/{}", setup_.name, r); };
     store_.set(late(rank_), "1");
-    std::string known = look_around(late_time_);
-    if (!known.empty()) return known;
+    std::optional<Reason> known = look_around(late_time_);
+    if (known) return *known;
     std::vector<int> silent;
     for (const int r : error_.peers)
       if (!store_.check(late(r))) silent.push_back(r);
     // Peers that waited in vain too know whom to blame.
     if (silent.empty()) known = look_around(kReasonTime);
-    return known.empty() ? publish(fmt::format("{}|", fmt::join(silent.empty() ? error_.peers : silent, " and ")))
-                         : known;
+    return known ? *known : publish(setup_, {.ranks = silent.empty() ? error_.peers : silent});
   }
   /// When the store is of no use.
-  std::string closed() const {
-    return fmt::format("{}|has closed its connection ({})", error_.peers.front(), error_.text);
-  }
+  Reason closed() const { return {{error_.peers.front()}, fmt::format("has closed its connection ({})", error_.text)}; }
   /// What others are told about the peer of a message; this rank itself says more.
-  std::string kept_waiting() const {
-    return fmt::format("{}|kept rank {} waiting for {} s in {}", error_.peers.front(), rank_, setup_.timeout_seconds,
-                       describe(call_));
+  Reason kept_waiting() const {
+    return {{error_.peers.front()},
+            fmt::format("kept {} waiting for {} s in {}", setup_.rank_name(rank_), setup_.timeout_seconds,
+                        describe(call_))};
   }
 
  private:
-  std::string publish(const std::string& reason) const { return store_.compare_set(lost_, "", reason); }
-  std::optional<std::string> ended(int r) const {
+  bool is_peer(int r) const { return std::find(error_.peers.begin(), error_.peers.end(), r) != error_.peers.end(); }
+  std::optional<Reason> ended(int r) const {
     const std::string key = ended_key(setup_.ranks[static_cast<std::size_t>(r)]);
     if (r == rank_ || !store_.check(key)) return std::nullopt;
-    return fmt::format("{}|{}", r, store_.get(key));
+    return Reason{{r}, store_.get(key)};
   }
-  // A reason that is known, or a rank that has ended, those of the error first. Empty when the time is over.
-  std::string look_around(Milliseconds time) const {
+  // A reason that is known, or a rank that has ended, those of the error first; a message is a matter of its peer
+  // alone. A rank that has ended well may have done its part: it is to blame if the error is about it and, after a
+  // while, about nobody else. Null when the time is over.
+  std::optional<Reason> look_around(Milliseconds time) const {
     std::vector<int> ranks = error_.peers;
-    for (int r = 0; r < static_cast<int>(setup_.ranks.size()); ++r)
-      if (std::find(ranks.begin(), ranks.end(), r) == ranks.end()) ranks.push_back(r);
-    for (const auto end = Clock::now() + time;;) {
-      if (store_.check(lost_)) return store_.get(lost_);
-      for (const int r : ranks)
-        if (const auto reason = ended(r)) return publish(*reason);
-      if (Clock::now() >= end) return {};
+    for (int r = 0; r < static_cast<int>(setup_.ranks.size()) && !is_message(call_); ++r)
+      if (!is_peer(r)) ranks.push_back(r);
+    const auto begin = Clock::now();
+    for (;;) {
+      const auto passed = Clock::now() - begin;
+      if (store_.check(lost_key(setup_))) return Reason::from_text(setup_, store_.get(lost_key(setup_)));
+      std::optional<Reason> left;
+      for (const int r : ranks) {
+        const std::optional<Reason> reason = ended(r);
+        if (reason && !ended_well(reason->how)) return publish(setup_, *reason);
+        if (reason && !left && is_peer(r)) left = reason;
+      }
+      if (left && passed >= std::min(time, kReasonTime)) return publish(setup_, *left);
+      if (passed >= time) return std::nullopt;
       std::this_thread::sleep_for(Milliseconds(10));
     }
   }
@@ -103,51 +114,68 @@ class Inquiry {
   const int rank_;
   const ExchangeError& error_;
   const Fingerprint& call_;
-  const std::string lost_;
   const Milliseconds late_time_;
 };
 
 }  // namespace
 
-std::string lost_key(const GroupSetup& setup) { return setup.name + "/lost"; }
+std::string Reason::to_text() const { return fmt::format("{}|{}", fmt::join(ranks, ","), how); }
+
+Reason Reason::from_text(const GroupSetup& setup, const std::string& text) {
+  const std::size_t bar = std::min(text.find('|'), text.size());
+  Reason reason{.how = text.substr(std::min(bar + 1, text.size()))};
+  std::istringstream numbers(text.substr(0, bar));
+  for (std::string number; std::getline(numbers, number, ',');) {
+    int rank = -1;
+    std::from_chars(number.data(), number.data() + number.size(), rank);
+    if (rank >= 0 && rank < static_cast<int>(setup.ranks.size())) reason.ranks.push_back(rank);
+  }
+  return reason;
+}
+
+Reason publish(const GroupSetup& setup, const Reason& reason) {
+  return Reason::from_text(setup, setup.store->compare_set(lost_key(setup), "", reason.to_text()));
+}
 
 CommError explain(const GroupSetup& setup, int rank, const ExchangeError& error, const Fingerprint& call) {
   const std::string what = describe(call), me = who(rank, static_cast<int>(setup.ranks.size()));
   const Inquiry inquiry(setup, rank, error, call);
-  std::string reason, note;
+  const AnswerLimit limit(inquiry.seconds());
+  Reason reason;
+  std::string note;
   try {
     reason = inquiry.find_reason();
-    if (reason == inquiry.kept_waiting()) reason = fmt::format("{}|", error.peers.front());
+    if (reason.to_text() == inquiry.kept_waiting().to_text()) reason.how.clear();
   } catch (const CommError& e) {  // the store is lost, or silent
     note = "; " + without_prefix(e.what());
+    const bool lost = dynamic_cast<const SilentStore*>(&e) == nullptr && e.rank() >= 0;
     const auto found = std::find(setup.ranks.begin(), setup.ranks.end(), e.rank());
     const auto holder = static_cast<int>(found - setup.ranks.begin());
     // A holder that had come, and has left because another rank has not, is not to blame.
     const bool missed = std::find(error.peers.begin(), error.peers.end(), holder) != error.peers.end();
-    if (e.rank() >= 0 && found != setup.ranks.end() && (missed || !error.late))
-      reason = fmt::format("{}|has ended", holder);
-    else if (error.late)
-      reason = fmt::format("{}|", fmt::join(error.peers, " and "));
+    if (lost && found != setup.ranks.end() && (missed || !error.late))
+      reason = {{holder}, "has ended"};
     else
-      reason = inquiry.closed();
+      reason = error.late ? Reason{.ranks = error.peers} : inquiry.closed();
   } catch (const std::exception& e) {
-    reason = fmt::format("{}|cannot be reached ({})", error.peers.front(), error.text);
+    reason = {{error.peers.front()}, fmt::format("cannot be reached ({})", error.text)};
     note = std::string("; ") + e.what();
   }
-  const std::size_t bar = std::min(reason.find('|'), reason.size());
-  const std::string ranks = reason.substr(0, bar), how = reason.substr(std::min(bar + 1, reason.size()));
-  int first = error.peers.front();
-  std::from_chars(ranks.data(), ranks.data() + ranks.size(), first);
-  if (!how.empty() && first == rank)
-    return {first, fmt::format("{}lost its connections in {}: the other ranks have found that it {}", me, what, how)};
-  if (!how.empty())
-    return {first, fmt::format("{}rank {} {} while this rank waited in {}{}", me, ranks, how, what, note)};
+  if (reason.ranks.empty()) reason.ranks = error.peers;
+  const int first = reason.ranks.front();
+  std::string ranks;
+  for (const int r : reason.ranks) ranks += (ranks.empty() ? "" : " and ") + setup.rank_name(r);
+  if (!reason.how.empty() && first == rank)
+    return {first,
+            fmt::format("{}lost its connections in {}: the other ranks have found that it {}", me, what, reason.how)};
+  if (!reason.how.empty())
+    return {first, fmt::format("{}{} {} while this rank waited in {}{}", me, ranks, reason.how, what, note)};
   if (first == rank)
     return {first,
             fmt::format("{}came to {} after the other ranks had given up waiting for it; a longer wait is set by "
                         "InitOptions::timeout_seconds",
                         me, what)};
-  return {first, me + waited_in_vain(call, setup.timeout_seconds, "rank " + ranks) + note};
+  return {first, me + waited_in_vain(call, setup.timeout_seconds, ranks) + note};
 }
 
 }  // namespace tandem::parallel

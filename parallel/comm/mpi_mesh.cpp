@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/mesh_keys.h>
 #include <tandem/parallel/comm/mpi_module.h>
 #include <tandem/parallel/comm/mpi_runtime.h>
-#include <tandem/parallel/comm/store_limits.h>
 
 namespace tandem::parallel {
 namespace {
@@ -25,6 +25,7 @@ int lanes_of(const GroupSetup& setup) {
 }
 constexpr std::size_t kPieceBytes = 64 << 20;  // of one message: MPI counts in int
 constexpr auto kSpinTime = std::chrono::microseconds(200), kNap = std::chrono::microseconds(50);
+constexpr double kAskSeconds = 0.5;                         // at most, for what is asked there
 constexpr auto kLookTime = std::chrono::milliseconds(150);  // between looks into the store
 // What a rank that has ended had sent before is here after this time.
 constexpr auto kTimeAfterEnd = std::chrono::milliseconds(500);
@@ -38,17 +39,15 @@ std::int64_t first_tag_of(const GroupSetup& setup, int rank) {
   const std::string key = setup.name + "/mpi/first_tag";
   const int lanes = lanes_of(setup);
   if (rank == 0) setup.store->set(key, std::to_string(setup.store->add("mpi/tags", lanes) - lanes));
-  return std::atoll(setup.store->get(key).c_str());
+  const std::int64_t first = std::atoll(setup.store->get(key).c_str());
+  done_with_keys(setup, {key});
+  return first;
 }
 
 class MpiMesh final : public Mesh {
  public:
   MpiMesh(const GroupSetup& setup, int rank)
-      : store_(setup.store),
-        ranks_(setup.ranks),
-        lost_key_(setup.name + "/lost"),
-        lanes_(lanes_of(setup)),
-        mpi_(MpiRuntime::get()) {
+      : setup_(setup), ranks_(setup_.ranks), lanes_(lanes_of(setup)), mpi_(MpiRuntime::get()) {
     mpi_.start(setup, rank);
     const std::int64_t first = first_tag_of(setup, rank);
     const std::lock_guard lock(mpi_.mutex);
@@ -85,12 +84,11 @@ class MpiMesh final : public Mesh {
   int look(Requests& requests);
   void post(const Transfer& transfer, bool is_send, int tag, Requests& requests);
   [[noreturn]] void give_up(Requests& requests, bool late, std::string text, int peer_to_blame = -1);
-  bool should_give_up(const Requests& requests) const;
+  bool should_give_up(const Requests& requests, double seconds) const;
   ExchangeError refusal(const std::vector<Transfer>& transfers) const;
 
-  const std::shared_ptr<Store> store_;
-  const std::vector<int> ranks_;  // in the job
-  const std::string lost_key_;    // set when any member has found the group broken
+  const GroupSetup setup_;
+  const std::vector<int>& ranks_;  // in the job
   const int lanes_;
   MpiRuntime& mpi_;
   int first_tag_ = 0;
@@ -146,21 +144,14 @@ void MpiMesh::give_up(Requests& requests, bool late, std::string text, int peer_
   throw error;
 }
 
-// Asks the store whether waiting is of no more use, which may take a quarter of the store's timeout.
-bool MpiMesh::should_give_up(const Requests& requests) const {
+// Asks the store whether waiting is of no more use.
+bool MpiMesh::should_give_up(const Requests& requests, double seconds) const {
+  const AnswerLimit limit(seconds);
   int asked = -1;
-  try {
-    if (store_->check(lost_key_)) return true;
-    for (std::size_t i = 0; i < requests.all.size(); ++i) {
-      if (requests.all[i] == MPI_REQUEST_NULL || requests.peers[i] == asked) continue;
-      asked = requests.peers[i];
-      if (store_->check(fmt::format("{}{}", kEndedPrefix, ranks_[static_cast<std::size_t>(asked)]))) return true;
-    }
-  } catch (const CommError& e) {  // the store is lost, and with it the rank that holds it
-    for (std::size_t i = 0; i < requests.all.size(); ++i)
-      if (requests.all[i] != MPI_REQUEST_NULL && ranks_[static_cast<std::size_t>(requests.peers[i])] == e.rank())
-        return true;
-  } catch (const Error&) {  // the deadline will tell
+  for (std::size_t i = 0; i < requests.all.size(); ++i) {
+    if (requests.all[i] == MPI_REQUEST_NULL || requests.peers[i] == asked) continue;
+    asked = requests.peers[i];
+    if (is_lost(setup_, asked)) return true;
   }
   return false;
 }
@@ -205,8 +196,10 @@ void MpiMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::
     else
       std::this_thread::sleep_for(kNap);
     // The answer may take a while, and must not make this late.
-    if (now < next_look || now + in_ticks(seconds / 4) > deadline) continue;
-    if (end == deadline && should_give_up(requests)) end = std::min(deadline, Clock::now() + kTimeAfterEnd);
+    const double ask_seconds = std::min(kAskSeconds, seconds / 4);
+    if (now < next_look || now + in_ticks(ask_seconds) > deadline) continue;
+    if (end == deadline && should_give_up(requests, ask_seconds))
+      end = std::min(deadline, Clock::now() + kTimeAfterEnd);
     next_look = Clock::now() + kLookTime;
   }
 }

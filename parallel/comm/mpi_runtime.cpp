@@ -82,6 +82,7 @@ void MpiRuntime::run() {
 }
 
 void MpiRuntime::leave(int status) {
+  if (getpid() != process_) return;  // a child that ends has no MPI
   std::unique_lock lock(mutex);
   // With a group left, the program ends in the middle of something, which mpirun shall see, and not MPI_Finalize hide.
   if (phase_ != Phase::running || over || meshes > 0 || status != 0 || !error_.empty()) return;

@@ -1,6 +1,7 @@
 // MPI in this process, from the first group to the end of the program.
 #pragma once
 #include <mpi.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -46,6 +47,7 @@ class MpiRuntime {
   Phase phase_ = Phase::none;
   std::string error_;
   int rank_ = -1, size_ = 0;
+  const pid_t process_ = getpid();
 };
 
 /// MPI's words for an error.

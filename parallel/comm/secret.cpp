@@ -32,6 +32,13 @@ void keep_openssl() {
   check(done == 1, kOp, "this OpenSSL cannot be used");
 }
 
+void check_varies(const char* variable, std::string_view secret) {
+  const bool varies = secret.find_first_not_of(secret.front()) != std::string_view::npos;
+  check(varies, kOp,
+        "the secret of {} is one byte repeated, which anybody can guess; make one with: openssl rand -hex 32",
+        variable);
+}
+
 std::string read_file(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   check(fd >= 0, kOp, "{} names '{}', which cannot be opened: {}", kSecretFileVariable, path, std::strerror(errno));
@@ -41,7 +48,11 @@ std::string read_file(const char* path) {
   const ssize_t n = known && S_ISREG(about.st_mode) ? read(fd, text.data(), text.size()) : -1;
   close(fd);
   check(n >= 0, kOp, "{} names '{}', which is no file that can be read", kSecretFileVariable, path);
-  check((about.st_mode & (S_IRWXG | S_IRWXO)) == 0 && (about.st_uid == geteuid() || about.st_uid == 0), kOp,
+  check(about.st_uid == geteuid() || about.st_uid == 0, kOp,
+        "the secret in '{}' belongs to another user ({}), who may read and change it; make a file of your own with: "
+        "(umask 077; openssl rand -hex 32 > FILE)",
+        path, static_cast<unsigned>(about.st_uid));
+  check((about.st_mode & (S_IRWXG | S_IRWXO)) == 0, kOp,
         "others than this user may read or write the secret in '{}'; protect it with: chmod 600 {}", path, path);
   text.resize(static_cast<std::size_t>(n));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
@@ -49,6 +60,7 @@ std::string read_file(const char* path) {
         "the secret in '{}' has {} bytes; it must have {} to {}; make one with: openssl rand -hex 32 > {}", path,
         text.size() > kMaxFileBytes ? static_cast<std::size_t>(about.st_size) : text.size(), kSecretBytes,
         kMaxFileBytes, path);
+  check_varies(kSecretFileVariable, text);
   return text;
 }
 
@@ -67,6 +79,7 @@ std::string secret_from_environment() {
     check(secret && secret->size() >= kSecretBytes && secret->size() <= kMaxFileBytes, kOp,
           "{} is no secret: it must be {} or more hexadecimal digits, two for a byte", kSecretVariable,
           2 * kSecretBytes);
+    check_varies(kSecretVariable, *secret);
     return *secret;
   }
   const char* path = std::getenv(kSecretFileVariable);

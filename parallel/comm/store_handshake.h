@@ -21,7 +21,7 @@ struct Identity {
   std::string token = {};  // of its process: kTokenBytes
 };
 /// The name, the client's nonce, the numbers of 4 bytes each, the token and the proof.
-inline constexpr std::string_view kGreetingName = "tandem store 02\n";
+inline constexpr std::string_view kGreetingName = "tandem store 03\n";
 inline constexpr std::size_t kGreetingBytes =
     kGreetingName.size() + kNonceBytes + 3 * sizeof(std::int32_t) + kTokenBytes + kProofBytes;
 

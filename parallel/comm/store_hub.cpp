@@ -42,6 +42,7 @@ std::optional<std::string> StoreHub::refusal(const Client& client) const {
   const Identity& who = client.who;
   if (is_stale(client)) return stale(client).value;
   if (who.rank < 0) return std::nullopt;
+  if (who.world_size < 1) return fmt::format("the world size is {}; it must be at least 1", who.world_size);
   if (who.rank >= who.world_size)
     return fmt::format("rank {} is out of range: the world size is {}", who.rank, who.world_size);
   const auto known = ranks_.find(who.rank);
@@ -123,9 +124,7 @@ std::optional<Reply> StoreHub::lost_reply() const {
 void StoreHub::put(const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   const std::size_t before = found == values_.end() ? 0 : key.size() + found->second.size();
-  const std::size_t after = bytes_ - before + key.size() + value.size();
-  check(after <= kMaxStoreBytes, "store", "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
-  bytes_ = after;
+  bytes_ = check_room(bytes_, before, key.size() + value.size());
   values_[key] = value;
   for (Client* client : clients_)
     if (client->waits_for == key) {

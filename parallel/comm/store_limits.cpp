@@ -9,8 +9,6 @@
 
 namespace tandem::parallel {
 
-std::string ended_key(int rank) { return fmt::format("{}{}", kEndedPrefix, rank); }
-
 void put_length(std::string& out, std::size_t length) {
   for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
 }
@@ -33,6 +31,12 @@ void check_sizes(std::string_view key, std::string_view value) {
         key.size(), kMaxKeyBytes);
   check(value.size() <= kMaxValueBytes, "store", "the value of '{}' has {} bytes; at most {} are allowed",
         printable(key), value.size(), kMaxValueBytes);
+}
+
+std::size_t check_room(std::size_t bytes, std::size_t removed, std::size_t added) {
+  const std::size_t after = bytes - removed + added;
+  check(after <= kMaxStoreBytes, "store", "the store is full: {} bytes are allowed; remove keys", kMaxStoreBytes);
+  return after;
 }
 
 void check_process(int made_in) {

@@ -19,9 +19,11 @@ inline constexpr double kProofSeconds = 5;            // that a connection has t
 inline constexpr std::string_view kLauncherPrefix = "launcher/";
 /// Of the keys that say how a rank has ended.
 inline constexpr std::string_view kEndedPrefix = "ended/";
-std::string ended_key(int rank);
+inline std::string ended_key(int rank) { return std::string(kEndedPrefix) + std::to_string(rank); }
 /// Their value for a rank that has said goodbye, and is not lost.
 inline constexpr std::string_view kHasLeft = "has left the job";
+/// Whether a rank that has ended so had done its part: it has left, or a launcher has seen no error.
+inline bool ended_well(std::string_view how) { return how == kHasLeft || how == "ended with exit code 0"; }
 
 /// Appends 4 bytes, little-endian.
 void put_length(std::string& out, std::size_t length);
@@ -32,6 +34,9 @@ std::size_t read_length(std::string_view bytes);
 double usable_timeout(const char* op, double seconds);
 /// Throws Error when a key is empty or too long, or a value too large.
 void check_sizes(std::string_view key, std::string_view value);
+/// The bytes of keys and values in a store of `bytes` after `added` have come in place of `removed`. Throws Error when
+/// the store is full.
+std::size_t check_room(std::size_t bytes, std::size_t removed, std::size_t added);
 /// Throws Error in a fork of the process that made the store: the two would take each other's answers and locks.
 void check_process(int made_in);
 /// The number that a value is, plus `amount`. Throws Error when the value is no number or the sum is out of range.

@@ -252,6 +252,7 @@ struct StoreServer::State {
   asio::steady_timer retry{office.io};
   int spare = open_spare();  // given up to tell one more client that there are no file descriptors
   int port = 0;
+  const pid_t process = getpid();
   std::thread thread;
 };
 
@@ -283,6 +284,10 @@ StoreServer::StoreServer(const StoreServerOptions& options) {
 
 // Where a rank was lost, the others may still ask who: they get an answer while they are there, for at most a second.
 StoreServer::~StoreServer() {
+  if (getpid() != state_->process) {  // a child that ends has neither the thread nor sockets of its own
+    (void)state_.release();
+    return;
+  }
   asio::io_context& io = state_->office.io;
   for (int i = 0; i < 50 && state_->thread.joinable(); ++i) {
     const auto needed = std::make_shared<std::promise<bool>>();

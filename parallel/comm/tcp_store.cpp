@@ -18,6 +18,7 @@
 #include <tandem/parallel/comm/store_handshake.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/parallel/comm/store_protocol.h>
+#include <tandem/parallel/comm/store_silence.h>
 
 namespace tandem::parallel {
 namespace {
@@ -26,8 +27,7 @@ using asio::ip::tcp;
 using namespace store_protocol;
 using Clock = std::chrono::steady_clock;
 
-// For requests that need no other rank: a server that is stopped must not cost much more than the timeout.
-constexpr double kMinAnswerSeconds = 0.5, kMaxAnswerSeconds = 5;
+constexpr double kGoodbyeSeconds = 1;  // at most
 constexpr auto kRetryTime = std::chrono::milliseconds(50);
 constexpr int kRejections = 3;  // of this process's proof, until it is believed to be wrong
 
@@ -132,9 +132,6 @@ struct TCPStore::State {
   static Clock::time_point after(double seconds) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
-  double answer_seconds() const {
-    return std::clamp(options.timeout_seconds / 4, kMinAnswerSeconds, kMaxAnswerSeconds);
-  }
 
   // What the server refuses, to this process or to a request.
   [[noreturn]] void refused(const Reply& reply) const {
@@ -223,13 +220,14 @@ struct TCPStore::State {
   // A request that needs no other rank.
   Reply ask(const Request& r) {
     try {
-      Reply reply = request(r, after(answer_seconds()));
+      Reply reply = request(r, after(AnswerLimit::within(options.timeout_seconds)));
       silent = false;
       return reply;
     } catch (const TimedOut&) {
       silent = true;
-      throw CommError(-1, fmt::format("{}the store at {} does not answer: {}, which holds it, is stopped or overloaded",
-                                      me(), address(), holder()));
+      throw SilentStore(options.holder,
+                        fmt::format("{}the store at {} does not answer: {}, which holds it, is stopped or overloaded",
+                                    me(), address(), holder()));
     }
   }
 };
@@ -249,7 +247,8 @@ TCPStore::~TCPStore() {
   if (!state_->presence || state_->silent) return;
   if (getpid() != state_->process) return;  // a child that ends is not the rank
   try {
-    state_->presence->request({.command = Command::goodbye}, State::after(std::min(1.0, state_->answer_seconds())));
+    state_->presence->request({.command = Command::goodbye},
+                              State::after(std::min(kGoodbyeSeconds, state_->options.timeout_seconds)));
   } catch (...) {  // the server is gone, or slow; nobody waits for this rank any more
   }
 }
@@ -261,7 +260,8 @@ void TCPStore::set(std::string_view key, std::string_view value) {
 
 std::string TCPStore::get(std::string_view key, std::optional<double> timeout_seconds) {
   check_sizes(key, {});
-  const double seconds = usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds()));
+  const double seconds =
+      AnswerLimit::within(usable_timeout("store", timeout_seconds.value_or(this->timeout_seconds())));
   Reply reply;
   try {
     reply = state_->request({.command = Command::get, .key = std::string(key)}, State::after(seconds));

@@ -14,7 +14,7 @@ struct TCPStoreOptions {
   int port = 0;
   int rank = -1;  // of this process; with -1 nobody notices when it ends
   int world_size = -1;
-  double timeout_seconds = 30;  // for the server to come, and for each key; other answers get a quarter of it
+  double timeout_seconds = 30;  // for the server to come, for each key, and for other answers
   std::string secret = {};      // of the job; the server must know the same
   int restart = 0;              // which start of the job this process belongs to; -1: all (for launchers)
   int holder = -1;              // the rank whose process holds the server; -1: a launcher, or nobody knows

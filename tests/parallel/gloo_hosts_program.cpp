@@ -44,9 +44,14 @@ class CountingMesh final : public parallel::Mesh {
   const bool leads_;
 };
 
+const parallel::Place& place_in_job() {
+  static const parallel::Place place = parallel::find_place({.timeout_seconds = 60});
+  return place;
+}
+
 std::shared_ptr<parallel::ProcessGroup> join_hosts(const std::vector<int>& hosts, double timeout_seconds = 60) {
   alarm(100);
-  static const parallel::Place place = parallel::find_place({.timeout_seconds = 60});
+  const parallel::Place& place = place_in_job();
   static int groups = 0;
   parallel::GroupSetup setup{.store = place.store,
                              .name = fmt::format("hosts{}", groups++),
@@ -70,6 +75,7 @@ void on_hosts(int, int ranks) {
     const int me = group->rank();
     const bool leads = layout.hosts[static_cast<std::size_t>(me)] == me;
     require((CountingMesh::sent_by_others > 0) == (!layout.in_tree && !leads), "leaders alone send data");
+    require(place_in_job().store->num_keys("hosts") == 0, "no key is left of making the groups");
     test::host_cases(*group);
     // DDP's way: works under way beside each other.
     std::vector<Tensor> tensors;

@@ -186,6 +186,33 @@ void unwinding(int rank) {
   parallel::destroy_process_group();
 }
 
+// A child of a rank ends as any process does, and cannot act for the rank.
+void forked(int rank) {
+  join();
+  const auto group = parallel::new_group({0, 1, 2});
+  Tensor t = ones({1000});
+  parallel::Work work;
+  if (rank > 0) {
+    parallel::barrier();
+  } else {
+    work = parallel::all_reduce(t, {.group = group, .async_op = true});
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      require_error("this process was forked from process", [] { parallel::barrier(); });
+      require_error("this process was forked from process", [&] { work.wait(); });
+      std::exit(7);
+    }
+    int status = 0;
+    require(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child ends");
+    parallel::barrier();
+  }
+  if (rank > 0) work = parallel::all_reduce(t, {.group = group, .async_op = true});
+  work.wait();
+  require(test::same_bits(t, full({1000}, 3.0)), "the rank goes on");
+  parallel::destroy_process_group();
+}
+
 // Messages in several groups at once do not meet those of others.
 void several_groups(int rank, int ranks) {
   join();
@@ -319,6 +346,8 @@ int main() {
   for (const int ranks : {1, 2, 3, 4}) faults += run("collectives", 0, {}, collectives, ranks);
   faults += run("again", 0, {}, again, kRanks);
   faults += run("several groups", 0, {}, several_groups, kRanks);
+  faults += run(
+      "forked", 0, {}, [](int r, int) { forked(r); }, kRanks);
   faults += run(
       "lost in a message", 137, {0, 1}, [](int r, int) { lost_in_message(r); }, kRanks);
   faults += run(

@@ -77,7 +77,7 @@ def check_environment():
     assert again != own[4], "each job has a secret of its own"
     assert run("-n", 1, *SHELL, "echo $TANDEM_TIMEOUT", TANDEM_TIMEOUT="12").stdout == "[0] 12\n"
     with tempfile.NamedTemporaryFile("w") as secret:  # made with mode 0600
-        secret.write("s" * 32)
+        secret.write("secret" * 6)
         secret.flush()
         done = run("-n", 1, *SHELL, "echo \"$TANDEM_SECRET_FILE ${TANDEM_SECRET-none}\"", TANDEM_SECRET_FILE=secret.name)
         assert done.stdout == f"[0] {secret.name} none\n", done

@@ -98,6 +98,7 @@ void messages_between_all(parallel::ProcessGroup& group) {
                                 me == 0 ? "send" : "recv", me == 0 ? "to" : "from", other),
                     call);
       require_error(me == 0 ? got : "send (to 1, call", call);
+      require_error("what is received must have the shape and the type of what is sent. This message is lost", call);
       require(same_bits(*wrong, zeros(wrong->shape(), {.dtype = wrong->dtype()})), "a lost message changes nothing");
       (me == 0 ? group.send(four, 1) : group.recv(five = zeros({4}), 0)).wait();
       require(me == 0 || same_bits(five, ones({4})), "the message after a lost one");

@@ -27,13 +27,15 @@ std::string new_name() {
 }
 
 std::shared_ptr<parallel::ProcessGroup> make_group(const std::string& name, const std::vector<int>& hosts,
-                                                   double timeout_seconds = 60) {
+                                                   double timeout_seconds = 60, std::vector<int> ranks = {}) {
   parallel::GroupSetup setup{.store = parallel::t_thread_rank->store,
                              .name = name,
+                             .ranks = std::move(ranks),
                              .hosts = hosts,
                              .world_rank = parallel::t_thread_rank->rank,
                              .timeout_seconds = timeout_seconds};
-  for (int r = 0; r < parallel::t_thread_rank->world_size; ++r) setup.ranks.push_back(r);
+  const int all = setup.ranks.empty() ? parallel::t_thread_rank->world_size : 0;
+  for (int r = 0; r < all; ++r) setup.ranks.push_back(r);
   return parallel::make_mesh_group(setup, "local", [](const parallel::GroupSetup& s, int rank) {
     return std::unique_ptr<parallel::Mesh>(std::make_unique<test::LocalMesh>(s, rank));
   });
@@ -206,6 +208,76 @@ TEST_CASE("a group that is destroyed waits for its messages, but not while an ex
         }
       },
       {.nthreads = 2});
+}
+
+TEST_CASE("a group of some ranks: errors tell their numbers in the job, too; what the store says may be nonsense") {
+  const std::string late = new_name(), broken = new_name();
+  std::atomic<bool> over = false;
+  CHECK_NOTHROW(parallel::spawn_threads(
+      [&](int rank, int) {
+        const auto first = make_group(late, {}, 1, {1, 2}), second = make_group(broken, {}, 60, {1, 2});
+        if (rank == 2) wait_for(over);
+        if (rank != 1) return;
+        Tensor t = zeros({4});
+        require_error(
+            "rank 0 of 2: waited 1 s in recv (from 1, call 1) of {4} float32 for rank 1 (rank 2 of the job), ",
+            [&] { first->recv(t, 1).wait(); });
+        parallel::t_thread_rank->store->set(broken + "/lost", "7,-1,x,,99999999999|is mad");
+        over = true;
+        require_error("rank 0 of 2: rank 1 (rank 2 of the job) is mad while this rank waited in recv (from 1, call 1)",
+                      [&] { second->recv(t, 1).wait(); });
+      },
+      {.nthreads = 3}));
+}
+
+TEST_CASE("who has left after doing its part is not to blame") {
+  using namespace std::chrono_literals;
+  const auto require_blame = [](int rank, const std::string& text, const auto& body) {
+    require_error(text, [&] {
+      try {
+        body();
+      } catch (const CommError& e) {
+        require(e.rank() == rank, fmt::format("about rank {}: {}", rank, e.what()));
+        throw;
+      }
+    });
+  };
+  for (const bool message : {false, true}) {
+    CAPTURE(message);
+    const std::string name = new_name();
+    std::atomic<bool> left = false, seen = false;
+    CHECK_NOTHROW(parallel::spawn_threads(
+        [&](int rank, int) {
+          auto group = make_group(name, {});
+          group->barrier().wait();
+          parallel::Store& store = *parallel::t_thread_rank->store;
+          Tensor t = zeros({4});
+          if (rank == 0) {
+            wait_for(left);
+            // A message is a matter of its peer alone. In a collective, rank 1 leaves for a reason that comes out
+            // later.
+            if (message)
+              require_blame(1, "rank 0 of 3: rank 1 has closed its connection (closed) while this rank waited in recv",
+                            [&] { group->recv(t, 1).wait(); });
+            else
+              require_blame(2, "rank 0 of 3: rank 2 was killed by signal 9 while this rank waited in barrier",
+                            [&] { group->barrier().wait(); });
+            seen = true;
+          } else if (rank == 1) {
+            group.reset();
+            if (!message) store.set("ended/1", "ended with exit code 0");
+            if (message) store.set("ended/2", "ended with exit code 0");
+            left = true;
+            wait_for(seen);
+          } else {
+            wait_for(left);
+            std::this_thread::sleep_for(100ms);
+            if (!message) store.set("ended/2", "was killed by signal 9");
+            wait_for(seen);
+          }
+        },
+        {.nthreads = 3}));
+  }
 }
 
 TEST_CASE("several hosts: a member that is silent, and one that leaves while an exception passes") {

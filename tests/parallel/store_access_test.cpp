@@ -214,6 +214,10 @@ TEST_CASE("the handshake") {
   CHECK(read->restart == 2);
   CHECK(read->token == who.token);
   CHECK_FALSE(read_greeting(bytes, secret + "s", nonce));
+  // Zeros at the end of a secret count.
+  for (const std::string& shorter : {""s, secret})
+    for (const std::size_t zeros : {1u, 32u, 64u})
+      CHECK_FALSE(read_greeting(make_greeting(who, shorter, nonce), shorter + std::string(zeros, '\0'), nonce));
   CHECK_FALSE(read_greeting(bytes + "x", secret, nonce));
   CHECK(answer_to(bytes, secret, nonce) != bytes.substr(kGreetingBytes - kProofBytes));
 }
@@ -229,6 +233,9 @@ TEST_CASE("who knows the secret and is not welcome") {
   };
   CHECK(contains(answer({.rank = 5, .world_size = 3, .restart = 0, .token = process_token()}),
                  "rank 5 is out of range: the world size is 3"));
+  for (const int size : {-5, 0})
+    CHECK(contains(answer({.rank = 0, .world_size = size, .restart = 0, .token = process_token()}),
+                   fmt::format("the world size is {}; it must be at least 1", size)));
   CHECK(contains(answer({.rank = 1, .world_size = 3, .restart = 4, .token = process_token()}),
                  "this rank belongs to start 4 of the job, which is at restart 0; it must end"));
 }
@@ -377,6 +384,10 @@ TEST_CASE("the secret that the environment tells") {
   unsetenv(kSecretFileVariable);
   CHECK(secret_from_environment().empty());
   const std::string secret = random_bytes();
+  {
+    const Environment set{{kSecretVariable, std::string(64, '0')}};
+    CHECK_ERROR(secret_from_environment(), "the secret of TANDEM_SECRET is one byte repeated");
+  }
   for (const std::string& bad : {"5a"s, "no digits"s, to_hex(secret) + "5", "x" + to_hex(secret).substr(1)}) {
     const Environment set{{kSecretVariable, bad}};
     CHECK_ERROR(secret_from_environment(), "TANDEM_SECRET is no secret: it must be 64 or more hexadecimal digits");
@@ -404,6 +415,10 @@ TEST_CASE("the secret that the environment tells") {
   CHECK(secret_from_environment() == to_hex(secret));
   file_of(to_hex(secret), 0400);
   CHECK(secret_from_environment() == to_hex(secret));
+  for (const std::string& guessed : {std::string(32, '\0'), std::string(64, '0') + "\n"}) {
+    file_of(guessed, 0600);
+    CHECK_ERROR(secret_from_environment(), "the secret of TANDEM_SECRET_FILE is one byte repeated", "openssl rand");
+  }
   for (const mode_t mode : {0640u, 0604u, 0620u, 0666u}) {
     file_of(to_hex(secret), mode);
     CHECK_ERROR(secret_from_environment(), "others than this user may read or write the secret in '", "chmod 600 ");
@@ -411,7 +426,7 @@ TEST_CASE("the secret that the environment tells") {
   if (geteuid() == 0) {
     file_of(to_hex(secret), 0600);
     REQUIRE(chown(path.c_str(), 12345, 0) == 0);
-    CHECK_ERROR(secret_from_environment(), "others than this user may read or write the secret in '");
+    CHECK_ERROR(secret_from_environment(), "belongs to another user (12345)", "make a file of your own");
   }
   file_of(to_hex(secret).substr(0, 31) + "\r\n", 0600);
   CHECK_ERROR(secret_from_environment(),

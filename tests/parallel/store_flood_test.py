@@ -20,7 +20,7 @@ VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 # What they send: nothing, noise, a huge length, too little, and a greeting whose proof is wrong.
 GREETINGS = [lambda: b"", lambda: secrets.token_bytes(500), lambda: struct.pack("<I", 0xFFFFFFFF) * 100, lambda: b"t",
-             lambda: b"tandem store 02\n" + secrets.token_bytes(92), lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+             lambda: b"tandem store 03\n" + secrets.token_bytes(92), lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
 
 
 def free_port():

@@ -1,9 +1,11 @@
 // The stores: what every one does, and what happens when a rank, the server or the file is not as it should be.
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -11,6 +13,7 @@
 #include <tandem/parallel/comm/hash_store.h>
 #include <tandem/parallel/comm/prefix_store.h>
 #include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm/store_silence.h>
 #include <tandem/tests/parallel/store_support.h>
 
 using namespace tandem;
@@ -143,6 +146,30 @@ TEST_CASE("what a store does") {
   CHECK_ERROR(PrefixStore(nullptr, "p/"), "there is no store to put the prefix 'p/' before its keys");
   CHECK_ERROR(PrefixStore(std::make_shared<HashStore>(), ""), "the key is empty");
   CHECK_ERROR(PrefixStore(std::make_shared<HashStore>(), "p").set("", "v"), "the key is empty");
+}
+
+TEST_CASE("a store is full") {
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const Stores stores = kind.make(20);
+    const std::string value(8 << 20, 'v');
+    int set = 0;
+    const std::string text = error_of([&] {
+      for (; set < 40; ++set) stores.a->set(fmt::format("k{}", set), value);
+    });
+    CHECK(contains(text, "the store is full: 268435456 bytes are allowed; remove keys"));
+    CHECK(set == 31);  // the keys count, too
+    CHECK_FALSE(stores.a->check("k31"));
+    CHECK_ERROR(stores.a->compare_set("another", "", value), "the store is full");
+    stores.a->set("k0", value);  // in place of as much
+    CHECK(stores.a->compare_set("k1", value, "short") == "short");
+    stores.a->set("k31", value);
+    CHECK_ERROR(stores.a->set("k1", value), "the store is full");
+    CHECK(stores.a->get("k1") == "short");
+    CHECK(stores.a->remove("k0"));
+    stores.a->set("k1", value);
+    CHECK(stores.a->add("n", 1) == 1);
+  }
 }
 
 TEST_CASE("keys that do not come") {
@@ -366,6 +393,87 @@ TEST_CASE("FileStore: a full disk") {
     if (test::contains(text, "cannot be written") && store->get("k") == "v") raise(SIGKILL);
   });
   CHECK_FALSE(file.client()->check("large"));
+}
+
+TEST_CASE("a store whose holder is stopped: calls end, and name it") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(60);
+    StoreServer server;
+    server.start();
+    const int port = server.port();
+    if (write(ends[1], &port, sizeof port) != sizeof port) _exit(1);
+    pause();
+  }
+  int port = 0;
+  REQUIRE(read(ends[0], &port, sizeof port) == sizeof port);
+  const auto client = [&](double timeout) {
+    return std::make_unique<TCPStore>(
+        TCPStoreOptions{.port = port, .rank = 1, .world_size = 2, .timeout_seconds = timeout, .holder = 0});
+  };
+  const auto patient = client(1000), brief = client(0.3);
+  kill(child, SIGSTOP);
+  int stopped = 0;
+  REQUIRE(waitpid(child, &stopped, WUNTRACED) == child);
+  const std::string text = fmt::format(
+      "rank 1 of 2: the store at 127.0.0.1:{} does not answer: rank 0, which holds it, is stopped or overloaded", port);
+  const auto check_silent = [&](Store& store) {
+    try {
+      store.set("k", "v");
+      FAIL("no error");
+    } catch (const SilentStore& e) {
+      CHECK(e.what() == text);
+      CHECK(e.rank() == 0);
+    }
+  };
+  check_silent(*brief);
+  {
+    const AnswerLimit limit(0.3);  // for all calls together
+    const AnswerLimit longer(1000);
+    for (int i = 0; i < 3; ++i) check_silent(*patient);
+    CHECK_ERROR(patient->get("k"), "for the key 'k'");
+  }
+  CHECK(AnswerLimit::within(1000) == 1000);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ends[0]);
+  close(ends[1]);
+
+  const File file;
+  const auto store = file.client(0, 0.3);
+  const int fd = open(file.path.c_str(), O_RDWR | O_CLOEXEC);
+  struct flock contents {};
+  contents.l_type = F_WRLCK;
+  contents.l_whence = SEEK_SET;
+  contents.l_start = off_t{1} << 40;
+  contents.l_len = 1;
+  REQUIRE(fcntl(fd, F_OFD_SETLK, &contents) == 0);
+  const std::string locked = " the store '" + file.path.string() + "' stays locked: another process that uses it is";
+  CHECK_ERROR(store->set("k", "v"), "rank 0 of 3:", locked.c_str());
+  CHECK_ERROR(store->get("k"), locked.c_str());
+  CHECK_ERROR(file.client(1, 0.3), "rank 1 of 3:", locked.c_str());
+  close(fd);
+  store->set("k", "v");
+}
+
+TEST_CASE("a child that ends with its parent's store") {
+  Server server;
+  const auto store = server.client(1);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    std::destroy_at(&server);
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  store->set("k", "v");
+  CHECK(server.client(2)->get("k") == "v");
 }
 
 TEST_CASE("a fork of the process that made the store") {
