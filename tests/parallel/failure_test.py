@@ -311,13 +311,16 @@ def reading_faults():
 
     grammar = "write ACTION rank=R POINT, with ; between several. ACTION is kill, stop, exit code=C"
     for text, why in [
-        ("", "it names no fault"),
         (" ; ", "it names no fault"),
         ("kil rank=0 start", "there is no action 'kil'"),
         ("rank=0 kill start", "there is no action 'rank=0'"),
         ("kill start", "it names no rank"),
         ("kill rank=0", "it names no point"),
         ("kill rank=0 start step=1", "it has two points"),
+        ("kill rank=0 rank=1 start", "it has two words 'rank='"),
+        ("kill rank=0 start restart=0 restart=1", "it has two words 'restart='"),
+        ("exit rank=0 start code=1 code=1", "it has two words 'code='"),
+        ("delay rank=0 start seconds=1 seconds=1", "it has two words 'seconds='"),
         ("kill rank=0 step", "write 'step=N'"),
         ("kill rank=0 start=1", "write 'start'"),
         ("kill rank=0 step=0", "'step=0' needs a number from 1 to"),
@@ -336,6 +339,7 @@ def reading_faults():
         assert why in done.stdout and grammar in done.stdout, (text, done)
 
     for text, code, said in [
+        ("", 0, "@0 done"),
         ("kill rank=1 step=1", 0, "@0 done"),
         ("kill rank=0 step=4", 0, "@0 done"),
         ("exit rank=0 step=3 code=9", 9, ""),
