@@ -1,6 +1,6 @@
 // One rank of a job in which something breaks, for failure_test.py: trains or sums, and says how it ended. A line
 // "@RANK done", "@RANK lost OTHER TEXT" or "@RANK error TEXT" is the last that a rank prints.
-// usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; rank 0 saves to the file at each step
+// usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; saves to the file at each step
 //        failure_program BACKEND TIMEOUT CALLS                          "sums", or calls in which the last rank differs
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ void train(int steps, const std::string& file) {
     model.loss(nn::CrossEntropyLoss(), x, y).backward();
     optimizer.step();
     optimizer.zero_grad();
-    if (!file.empty() && parallel::rank() == 0) save(file, {net, optimizer});
+    if (!file.empty()) parallel::save_checkpoint(file, {net, optimizer});
   }
 }
 
