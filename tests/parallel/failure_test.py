@@ -196,9 +196,9 @@ def start(case, launch, folder):
     elif launch == "threads":
         job.start(command, environment)
     else:
-        place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        place = {"BY_HAND_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for r in range(RANKS):
-            job.start(command, environment | place | {"RANK": str(r)}, r in case.no_files)
+            job.start(command, environment | place | {"BY_HAND_RANK": str(r)}, r in case.no_files)
     return job
 
 
