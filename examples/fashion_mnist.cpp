@@ -199,7 +199,8 @@ class Trainer {
     average_loss_over_ranks();
     progress_.numbers.erase("job");
     if (job != 0) progress_.numbers["job"] = job;
-    if (parallel::rank() == 0) save(o_.save, {net_, optimizer_, progress_});
+    if (ddp_) parallel::save_checkpoint(o_.save, {net_, optimizer_, progress_});
+    if (!ddp_) save(o_.save, {net_, optimizer_, progress_});
   }
 
   void finish_epoch(std::int64_t batches) {
