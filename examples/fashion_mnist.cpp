@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -42,11 +43,22 @@ int restarts() {
   return count == nullptr ? -1 : std::atoi(count);
 }
 
-// What a job that is started again finds must be its own, and not what an earlier run has left under that name.
-void set_aside_old_checkpoint(const Options& o) {
-  const char* rank = std::getenv("RANK");
-  if (restarts() != 0 || rank == nullptr || std::atoi(rank) != 0 || o.save == o.resume) return;
-  if (std::filesystem::is_regular_file(o.save)) std::filesystem::rename(o.save, o.save + ".old");
+// A number of the job, the same in all its starts, and in no other job; 0 without a launcher.
+double job_number() {
+  const char* id = std::getenv("TORCHELASTIC_RUN_ID");
+  return restarts() < 0 || id == nullptr ? 0 : static_cast<double>(std::hash<std::string>()(id) >> 11);
+}
+
+// Whether the file is a checkpoint of this job, and not what an earlier run has left under that name.
+bool is_of_this_job(const std::string& path) {
+  if (job_number() == 0 || !std::filesystem::exists(path)) return false;
+  Progress found;
+  try {
+    load(found, path);
+  } catch (const Error&) {
+    return false;
+  }
+  return found.numbers["job"] == job_number();
 }
 
 class Trainer {
@@ -58,7 +70,7 @@ class Trainer {
         test_set_({.root = o_.data, .train = false}),
         device_(ddp_mode_ && o_.device == "cuda" ? parallel::local_device() : Device(o_.device)),
         resume_from_(checkpoint_to_resume()),
-        report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", continues()) {
+        report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", !resume_from_.empty()) {
     check_exists("fashion_mnist", device_);
     check_files();
     manual_seed(static_cast<std::uint64_t>(o_.seed));
@@ -100,11 +112,12 @@ class Trainer {
           step(x, y, rows);
           ++batch;
         }
-        if (o_.save_every > 0 && progress_.step % o_.save_every == 0) save_checkpoint();
+        if (o_.save_every > 0 && progress_.step % o_.save_every == 0) save_checkpoint(job_number());
       }
       finish_epoch(batches);
     }
-    if (!o_.save.empty()) save_checkpoint();
+    // The result has no job: its bytes are those of any run with these settings.
+    if (!o_.save.empty()) save_checkpoint(0);
   }
 
  private:
@@ -129,11 +142,14 @@ class Trainer {
                                                    : 2.0}};
   }
 
-  // A job that the launcher has started again goes on from what it has saved. No rank saves before all have come here.
+  // A job that the launcher has started again goes on from what it has saved. Rank 0 looks, for all.
   std::string checkpoint_to_resume() const {
-    return restarts() > 0 && std::filesystem::exists(o_.save) ? o_.save : o_.resume;
+    if (restarts() <= 0 || o_.save.empty()) return o_.resume;
+    Tensor saved = zeros({1});
+    if (parallel::rank() == 0 && is_of_this_job(o_.save)) saved = ones({1});
+    if (ddp_mode_) parallel::broadcast(saved, 0);
+    return saved.item<float>() != 0 ? o_.save : o_.resume;
   }
-  bool continues() const { return restarts() > 0 || !o_.resume.empty(); }
 
   void resume() {
     load(resume_from_, {net_, optimizer_, progress_}, {.map_location = device_});
@@ -179,9 +195,12 @@ class Trainer {
     progress_.numbers["loss_sum"] = sum.item<double>();
   }
 
-  void save_checkpoint() {
+  void save_checkpoint(double job) {
     average_loss_over_ranks();
-    if (parallel::rank() == 0) save(o_.save, {net_, optimizer_, progress_});
+    progress_.numbers.erase("job");
+    if (job != 0) progress_.numbers["job"] = job;
+    if (ddp_) parallel::save_checkpoint(o_.save, {net_, optimizer_, progress_});
+    if (!ddp_) save(o_.save, {net_, optimizer_, progress_});
   }
 
   void finish_epoch(std::int64_t batches) {
@@ -228,9 +247,7 @@ class Trainer {
 };
 
 void train_as_rank(const Options& o) {
-  set_aside_old_checkpoint(o);
-  parallel::init_process_group(
-      {.backend = o.backend, .timeout_seconds = 300});  // rank 0 evaluates and saves while the others wait
+  parallel::init_process_group({.backend = o.backend});
   const int ranks = parallel::world_size();
   check(o.batch_size % ranks == 0, "fashion_mnist",
         "--batch-size {} cannot be divided evenly among {} processes; give a multiple of {}", o.batch_size, ranks,

@@ -12,9 +12,8 @@ int parse_options(int argc, char** argv, Options& o) {
       "  fashion_mnist --parallel ddp --nproc 2\n"
       "  tandem-run -n 2 fashion_mnist --parallel ddp\n"
       "  tandem-run -n 2 --max-restarts 3 fashion_mnist --parallel ddp --save run.safetensors --save-every 100\n\n"
-      "A job that the launcher starts again (RESTART_COUNT is above 0) goes on from the file of --save. At its first "
-      "start "
-      "a file of that name is set aside as FILE.old."};
+      "A job that the launcher starts again (RESTART_COUNT is above 0) goes on from the file of --save where it has "
+      "written it itself; what an earlier run has left there is taken by --resume alone."};
   app.get_formatter()->column_width(28);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts put defaults first
   auto* parallel =

@@ -1,11 +1,18 @@
 #include <tandem/parallel/checkpoint.h>
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <future>
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/backends.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/fault.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tensor/thread_context.h>
 
 namespace tandem::parallel {
 namespace {
@@ -30,6 +37,56 @@ class RandomOfRanks final : public Stateful {
   Tensor states;
 };
 
+// The others shall not take rank 0 for lost while it writes: at such intervals it says that it is alive.
+constexpr auto kSignOfLife = std::chrono::milliseconds(250);
+
+// The calling thread is the one that speaks to the others, so that another one writes.
+void save_on_rank_0(const std::string& path, const std::vector<StateRef<const Stateful>>& parts, ProcessGroup& group) {
+  Tensor done = zeros({1});
+  if (group.rank() != 0) {
+    while (done.item<float>() == 0) group.broadcast(done, 0).wait();
+    return;
+  }
+  const int thread_rank = t_thread_rank == nullptr ? -1 : t_thread_rank->rank;
+  const auto write = [&, context = t_thread_context] {
+    const ThreadContextScope scope(context);
+    const fault::RankScope fault_rank(thread_rank);
+    save(path, parts);
+  };
+  std::future<void> written = std::async(std::launch::async, write);
+  while (written.wait_for(kSignOfLife) != std::future_status::ready) group.broadcast(done, 0).wait();
+  try {
+    written.get();
+  } catch (const std::exception& e) {
+    group.fail(e.what()).wait();
+    throw;
+  }
+  done = ones({1});
+  group.broadcast(done, 0).wait();
+}
+
+// A number that differs between files, almost surely.
+std::int64_t digest_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string part(std::size_t{1} << 20, '\0');
+  std::uint64_t digest = 0;
+  while (file.read(part.data(), static_cast<std::streamsize>(part.size())) || file.gcount() > 0) {
+    const std::string_view bytes(part.data(), static_cast<std::size_t>(file.gcount()));
+    digest = digest * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
+  }
+  return static_cast<std::int64_t>(digest);
+}
+
+// Hosts may have files of their own under one name.
+void compare_files(const std::string& path, ProcessGroup& group) {
+  Tensor all = zeros({group.size()}, {.dtype = int64});
+  group.all_gather(all, tensor(std::vector{digest_of(path)})).wait();
+  const std::vector<std::int64_t> digests = all.to_vector<std::int64_t>();
+  for (std::size_t r = 1; r < digests.size(); ++r)
+    check(digests[r] == digests[0], "load_checkpoint",
+          "{} is not the same file on rank {} as on rank 0; copy it, or give one that all ranks can reach", path, r);
+}
+
 // All ranks are here, so that those that are threads draw no numbers meanwhile.
 Tensor gather_states(ProcessGroup& group) {
   group.barrier().wait();
@@ -52,17 +109,9 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
   ProcessGroup& group = given ? *given : *default_group();
   RandomOfRanks random(group.size());
   random.states = gather_states(group);
-  if (group.rank() == 0) {
-    try {
-      std::vector<StateRef<const Stateful>> all = parts;
-      all.push_back(random);
-      save(path, all);
-    } catch (const std::exception& e) {
-      group.fail(e.what()).wait();
-      throw;
-    }
-  }
-  group.barrier().wait();
+  std::vector<StateRef<const Stateful>> all = parts;
+  all.push_back(random);
+  save_on_rank_0(path, all, group);
 }
 
 void load_checkpoint(const std::string& path, const std::vector<StateRef<Stateful>>& parts, const LoadOptions& options,
@@ -71,7 +120,13 @@ void load_checkpoint(const std::string& path, const std::vector<StateRef<Statefu
   RandomOfRanks random(group.size());
   std::vector<StateRef<Stateful>> all = parts;
   all.push_back(random);
-  load(path, all, options);
+  compare_files(path, group);
+  try {
+    load(path, all, options);
+  } catch (const std::exception& e) {
+    group.fail(e.what()).wait();
+    throw;
+  }
   const std::vector<std::int64_t> mine = random.states[group.rank()].to_vector<std::int64_t>();
   set_random_state({.seed = static_cast<std::uint64_t>(mine.front()), .positions = {mine.begin() + 1, mine.end()}});
   group.barrier().wait();  // ranks that are threads have one state: nobody draws before all have set it

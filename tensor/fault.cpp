@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <csignal>
@@ -32,8 +33,8 @@ struct Fault {
   std::optional<Point> point = {};
   std::optional<int> rank = {}, code = {};
   std::optional<double> seconds = {};
-  std::int64_t time = 1;  // the point is reached for the time-th time
-  int restart = 0;        // of the job's starts, counted from 0
+  std::int64_t time = 1;            // the point is reached for the time-th time
+  std::optional<int> restart = {};  // of the job's starts, counted from 0
 };
 
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
@@ -75,6 +76,10 @@ void read_word(Fault& f, std::string_view word) {
   std::string_view value = word;
   const std::string_view key = take(value, '=');
   const auto whole = [&](auto least, auto most) { return number(f.text, word, value, least, most); };
+  const auto once = [&](auto& setting, auto given) {
+    if (setting) refuse(f.text, fmt::format("it has two words '{}='", key));
+    setting = given;
+  };
   if (const std::optional<int> point = find(kPoints, key)) {
     if (f.point) refuse(f.text, "it has two points");
     f.point = static_cast<Point>(*point);
@@ -82,13 +87,13 @@ void read_word(Fault& f, std::string_view word) {
     if (again != (word != key)) refuse(f.text, fmt::format("write '{}{}'", key, again ? "=N" : ""));
     if (again) f.time = whole(std::int64_t{1}, std::numeric_limits<std::int64_t>::max());
   } else if (key == "rank") {
-    f.rank = whole(0, std::numeric_limits<int>::max());
+    once(f.rank, whole(0, std::numeric_limits<int>::max()));
   } else if (key == "restart") {
-    f.restart = whole(0, std::numeric_limits<int>::max());
+    once(f.restart, whole(0, std::numeric_limits<int>::max()));
   } else if (key == "code" && f.action == Action::exit) {
-    f.code = whole(0, 255);
+    once(f.code, whole(0, 255));
   } else if (key == "seconds" && f.action == Action::delay) {
-    f.seconds = whole(0.0, 1e6);
+    once(f.seconds, whole(0.0, 1e6));
   } else {
     refuse(f.text, fmt::format("'{}' means nothing here", word));
   }
@@ -120,6 +125,7 @@ int number_of(const char* variable) {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
+std::atomic<int> rank_of_process = -1;
 thread_local int t_rank = -1;
 
 // Whatever happens next, who looks at the output shall know why.
@@ -139,22 +145,24 @@ void act(const Fault& f) {
 
 }  // namespace
 
-const bool wanted = std::getenv("TANDEM_FAULT") != nullptr;
+const bool wanted = std::getenv("TANDEM_FAULT") != nullptr && *std::getenv("TANDEM_FAULT") != '\0';
 
 void reach(Point point) {
   static const std::vector<Fault> faults = read_faults();  // throws again each time
   static std::mutex mutex;
-  static std::map<int, std::array<std::int64_t, kPoints.size()>> counts;  // of each rank
-  const int rank = t_rank >= 0 ? t_rank : number_of("RANK");
+  static std::map<int, std::array<std::int64_t, kPoints.size()>> counts;  // of each thread that is a rank
+  const int told = t_rank >= 0 ? t_rank : rank_of_process.load(), rank = told >= 0 ? told : number_of("RANK");
   std::int64_t time = 0;
   {
     const std::lock_guard lock(mutex);
-    time = ++counts[rank][static_cast<std::size_t>(point)];
+    time = ++counts[t_rank][static_cast<std::size_t>(point)];
   }
   const int restart = number_of("RESTART_COUNT");
   for (const Fault& f : faults)
-    if (f.rank == rank && f.point == point && f.time == time && f.restart == restart) act(f);
+    if (f.rank == rank && f.point == point && f.time == time && f.restart.value_or(0) == restart) act(f);
 }
+
+void set_rank(int rank) { rank_of_process = rank; }
 
 RankScope::RankScope(int rank) { t_rank = rank; }
 RankScope::~RankScope() { t_rank = -1; }

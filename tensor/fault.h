@@ -26,7 +26,10 @@ inline void point(Point p) {
     reach(p);
 }
 
-/// Makes the calling thread a rank of its own, until it is destroyed; else the rank is the process's, by RANK.
+/// Says which rank this process is; until then RANK says it.
+void set_rank(int rank);
+
+/// Makes the calling thread a rank of its own, until it is destroyed; -1: the process's.
 class RankScope {
  public:
   explicit RankScope(int rank);

@@ -105,6 +105,15 @@ std::shared_ptr<ProcessGroup> make_group(Job& j, const std::vector<int>& ranks) 
                               .timeout_seconds = j.timeout_seconds});
 }
 
+// However the process was started, a fault finds its rank.
+void tell_rank(const InitOptions& options) {
+  if (!fault::wanted || t_thread_rank != nullptr) return;
+  if (options.rank >= 0)
+    fault::set_rank(options.rank);
+  else if (const std::optional<Setting> rank = start_environment().rank)
+    fault::set_rank(rank->value);
+}
+
 // A rank that has not joined is not alone: answering 0 of 1 would be wrong.
 void check_alone() {
   check(is_initialized() || (!is_launched() && t_thread_rank == nullptr), "process_group",
@@ -124,6 +133,7 @@ bool ends_at_once() { return std::uncaught_exceptions() > 0 || g_process_ends; }
 
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
+  tell_rank(given);
   fault::point(fault::Point::start);
   InitOptions options = given;
   options.timeout_seconds = timeout_or_default("init_process_group", given.timeout_seconds);

@@ -96,6 +96,7 @@ class Launcher {
   Guardian guardian_;  // before any thread of the launcher
   std::optional<SignalReceiver> signals_;
   std::string secret_;
+  const std::string run_id_ = random_run_id();
   Variables secret_variable_;
   std::optional<StoreServer> store_;  // on node 0
   Terminal terminal_;
@@ -135,7 +136,7 @@ int Launcher::run() {
   announce();
   for (int restart = 0;; ++restart) {
     if (restart > 0 && store_) store_->begin_restart(restart);
-    Nodes nodes(options_, secret_, restart, [this] {
+    Nodes nodes(options_, secret_, run_id_, restart, [this] {
       take_signals(nullptr);
       return interrupted_ != 0;
     });

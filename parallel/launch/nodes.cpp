@@ -34,8 +34,6 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-std::string random_name() { return to_hex(random_bytes().substr(0, 8)); }
-
 std::string list_of(const std::vector<int>& numbers, std::string_view one, std::string_view several) {
   return fmt::format("{} {}", numbers.size() == 1 ? one : several, fmt::join(numbers, " and "));
 }
@@ -125,7 +123,7 @@ void Nodes::State::connect(Clock::time_point limit, FunctionRef<bool()> stop) {
 void Nodes::State::meet(Clock::time_point limit, FunctionRef<bool()> stop) {
   const std::string terms = fmt::format("--nnodes {} --max-restarts {}", options.nnodes, options.max_restarts);
   const std::string mine =
-      to_text(Member{.terms = terms, .host = host, .token = random_name(), .nprocs = options.nprocs});
+      to_text(Member{.terms = terms, .host = host, .token = layout.run_id, .nprocs = options.nprocs});
   const std::string there = store->compare_set(key("join", me()), "", mine);
   if (there != mine)
     throw CommError(-1, fmt::format("{}: host {} has come as node {} already; give each node its own --node-rank",
@@ -286,13 +284,16 @@ void Nodes::State::watch() {
   }
 }
 
-Nodes::Nodes(const LaunchOptions& options, const std::string& secret, int restart, FunctionRef<bool()> stop)
+std::string random_run_id() { return to_hex(random_bytes().substr(0, 8)); }
+
+Nodes::Nodes(const LaunchOptions& options, const std::string& secret, const std::string& run_id, int restart,
+             FunctionRef<bool()> stop)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.options = options;
   s.secret = secret;
   s.restart_count = restart;
-  s.layout = {.world_size = options.nprocs, .run_id = random_name()};
+  s.layout = {.world_size = options.nprocs, .run_id = run_id};
   if (s.alone()) return;
   const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(options.timeout_seconds));

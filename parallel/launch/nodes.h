@@ -10,13 +10,17 @@
 
 namespace tandem::parallel {
 
+/// A name for a job, which keeps it in all its starts; that of node 0 holds.
+std::string random_run_id();
+
 /// One start of a job, as its launchers see it. A thread of its own talks to the store; no function here waits for it,
 /// but for the constructor. For one node there is neither: it remembers the first failure.
 class Nodes {
  public:
   /// Waits until all launchers have come. CommError names those that do not; Error when they were given different
   /// options. `stop` is asked now and then; once it is true, `joined` is false and nothing else may be called.
-  Nodes(const LaunchOptions& options, const std::string& secret, int restart, FunctionRef<bool()> stop);
+  Nodes(const LaunchOptions& options, const std::string& secret, const std::string& run_id, int restart,
+        FunctionRef<bool()> stop);
   ~Nodes();
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;

@@ -9,6 +9,7 @@ import re
 import sys
 
 ROWS = 44
+LEAST = 8  # letters of a case
 
 
 def faults(root):
@@ -28,6 +29,8 @@ def faults(root):
             file = root / name
             if not file.is_file():
                 yield f"row {row[0]}: there is no {name}"
+            elif len(case) < LEAST:
+                yield f'row {row[0]}: "{case}" is too short to be a case\'s alone; give its name, or words of it'
             elif case not in file.read_text():
                 yield f'row {row[0]}: {name} has no "{case}"'
 

@@ -73,7 +73,7 @@ void errors(const Group& group) {
   Training t(group);
   const std::string text = require_error({"/no/such/folder/file cannot be written"},
                                          [&] { save_checkpoint("/no/such/folder/file", {t.net}, group); });
-  require(group->rank() == 0 || text.find("rank 0 cannot take part in barrier") != std::string::npos, text);
+  require(group->rank() == 0 || text.find("rank 0 cannot take part in broadcast") != std::string::npos, text);
   if (group->rank() == 0) save(path, {t.net, t.optimizer});
   group->barrier().wait();
   require_error({"random_of_ranks", "the file has only the parts"}, [&] { load_checkpoint(path, {t.net}, {}, group); });
@@ -85,7 +85,29 @@ void errors(const Group& group) {
     require_error({fmt::format("the file was saved by 1 ranks, but there are {}", group->size())},
                   [&] { load_checkpoint(path, {t.net}, {}, group); });
   group->barrier().wait();
+  if (group->size() > 1) {
+    // A rank whose objects are others than those of the file, and one that has another file.
+    if (group->rank() == 0) save(path + "other", {t.net});
+    save_checkpoint(path, {t.net}, group);
+    const bool odd = group->rank() == 1;
+    auto small = std::make_shared<nn::SequentialImpl>(nn::Linear(2, 2));
+    const std::string reason =
+        require_error({odd ? "does not fit, and nothing was changed" : "rank 1 cannot take part in"},
+                      [&] { load_checkpoint(path, {odd ? small : t.net}, {}, group); });
+    require(reason.find("does not fit") != std::string::npos, reason);
+    const Tensor before = t.net->parameters()[0].detach().clone();
+    t.steps(1);
+    const Tensor stepped = t.net->parameters()[0].detach().clone();
+    require_error({"is not the same file on rank 1 as on rank 0"},
+                  [&] { load_checkpoint(odd ? path + "other" : path, {t.net}, {}, group); });
+    require_error({"is not the same file on rank 1 as on rank 0"},
+                  [&] { load_checkpoint(odd ? "/no/such/file" : path, {t.net}, {}, group); });
+    require(equal(t.net->parameters()[0].detach(), stepped) && !equal(before, stepped), "nothing has changed");
+  }
+  require_error({"/no/such/file"}, [&] { load_checkpoint("/no/such/file", {t.net}, {}, group); });
+  group->barrier().wait();
   if (group->rank() == 0) std::filesystem::remove(path);
+  if (group->rank() == 0) std::filesystem::remove(path + "other");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // One rank of a job in which something breaks, for failure_test.py: trains or sums, and says how it ended. A line
 // "@RANK done", "@RANK lost OTHER TEXT" or "@RANK error TEXT" is the last that a rank prints.
-// usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; rank 0 saves to the file at each step
+// usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; saves to the file at each step
 //        failure_program BACKEND TIMEOUT CALLS                          "sums", or calls in which the last rank differs
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ void train(int steps, const std::string& file) {
     model.loss(nn::CrossEntropyLoss(), x, y).backward();
     optimizer.step();
     optimizer.zero_grad();
-    if (!file.empty() && parallel::rank() == 0) save(file, {net, optimizer});
+    if (!file.empty()) parallel::save_checkpoint(file, {net, optimizer});
   }
 }
 
@@ -62,16 +62,23 @@ void call(const std::string& what, bool odd) {
   }
 }
 
+// The rank as launchers say it, or as the test does that starts the ranks by hand.
+int number_of(std::initializer_list<const char*> variables) {
+  for (const char* variable : variables)
+    if (const char* text = std::getenv(variable)) return std::atoi(text);
+  fail("failure_program", "the environment does not say which rank this is");
+}
+
 void run_rank(int rank, int ranks) {
   const std::string &backend = arguments[1], &what = arguments[3];
   const double timeout = std::atof(arguments[2].c_str());
   const bool at_once = arguments.size() > 6;
   if (timeout < 10 && !at_once) {  // a short time is not for the start of the processes
-    parallel::init_process_group({.backend = backend});
+    parallel::init_process_group({.backend = backend, .rank = rank, .world_size = ranks});
     parallel::barrier();
     parallel::destroy_process_group();
   }
-  parallel::init_process_group({.backend = backend, .timeout_seconds = timeout});
+  parallel::init_process_group({.backend = backend, .rank = rank, .world_size = ranks, .timeout_seconds = timeout});
   say(rank, "joined");
   if (what == "train")
     train(std::atoi(arguments[4].c_str()), arguments.size() > 5 ? arguments[5] : "");
@@ -111,7 +118,11 @@ int main(int argc, char** argv) {
   if (argc < 4) return 2;
   alarm(60);  // a rank that hangs is a fault, and ends
   if (arguments[1] != "thread")
-    return report(std::atoi(std::getenv("RANK")), std::atoi(std::getenv("WORLD_SIZE"))).empty() ? 0 : 1;
+    return report(number_of({"RANK", "OMPI_COMM_WORLD_RANK", "BY_HAND_RANK"}),
+                  number_of({"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "BY_HAND_SIZE"}))
+                   .empty()
+               ? 0
+               : 1;
   try {
     parallel::spawn_threads(
         [](int rank, int ranks) {

@@ -225,9 +225,12 @@ def check_logs():
 
 def check_restarts():
     done = run("-n", 3, "--max-restarts", 3, *SHELL,
-               "echo $RANK $RESTART_COUNT $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && exit $((2 - RESTART_COUNT)); sleep 0.2; exit 0")
+               "echo $RANK $RESTART_COUNT $TORCHELASTIC_RESTART_COUNT; echo job $TORCHELASTIC_RUN_ID; "
+               "[ $RANK = 1 ] && exit $((2 - RESTART_COUNT)); sleep 0.2; exit 0")
     assert done.returncode == 0, done
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{r}] {r} {k} {k}" for r in range(3) for k in range(3)), done
+    jobs = [line.split()[-1] for line in done.stdout.splitlines() if "job" in line]
+    assert len(jobs) == 9 and len(set(jobs)) == 1, jobs
+    assert sorted(line for line in done.stdout.splitlines() if "job" not in line) == sorted(f"[{r}] {r} {k} {k}" for r in range(3) for k in range(3)), done
     assert done.stderr.count("the job has failed: rank 1 of 3 failed with exit code") == 2, done
     assert "tandem: restart 1 of 3\n" in done.stderr and "tandem: restart 2 of 3\n" in done.stderr, done
     done = run("-n", 2, "--max-restarts", 2, *SHELL, "echo $RESTART_COUNT; exit $((10 + RESTART_COUNT))")

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """The backend mpi: its collectives, its messages, ranks that are lost, and what can be wrong with its start.
 
-usage: mpi_test.py MPI_PROGRAM RENDEZVOUS_PROGRAM MODULE
+usage: mpi_test.py MPI_PROGRAM RENDEZVOUS_PROGRAM FAILURE_PROGRAM MODULE
 """
 
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import mpirun
 
-PROGRAM, RENDEZVOUS, MODULE = sys.argv[1:4]
+PROGRAM, RENDEZVOUS, FAILURES, MODULE = sys.argv[1:5]
 mpirun.need_mpirun()
 
 
@@ -34,6 +35,33 @@ for case, by in [("abandoned", 0), ("truncated", 1), ("late", 0)]:
         assert out == f"rank {by} of 2: passed\n", (case, out, err)
         assert code != 0, (case, code, out, err)  # a rank that gave up has not left well
 
+def lose(command, sign, codes, texts, silent=0, **variables):
+    """Runs three ranks; one says `sign` and goes. The job ends 10 s later at most, or after it was silent."""
+    process = mpirun.start(3, command, **variables)
+    times = []
+    errors = []
+
+    def read():
+        for line in process.stderr:
+            errors.append(line)
+            if sign in line:
+                times.append(time.monotonic())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        code = process.wait(90)
+        end = time.monotonic()
+    finally:
+        process.terminate()
+        reader.join(15)
+    out, err = process.stdout.read(), "".join(errors)
+    assert code in codes, (command, variables, code, out, err)
+    for text in texts:
+        assert text in err, (command, variables, text, out, err)
+    assert end - times[0] < 10 + silent, (command, variables, end - times[0])
+
+
 # A rank is lost: the job ends, not with 0, and mpirun or the others name the rank.
 for how, codes, texts in [
     ("killed", [137], ["process rank 2 with PID", "signal 9"]),
@@ -45,14 +73,11 @@ for how, codes, texts in [
     ("ends at once", [1], ["process rank 2 with PID", "exiting improperly"]),
     ("returns", [1], ["rank 2 has left the job while this rank waited in all_reduce (sum, call "]),
 ]:
-    begin = time.monotonic()
-    code, out, err = mpirun.run(3, [PROGRAM, how])
-    took = time.monotonic() - begin
-    assert code in codes, (how, code, out, err)
-    for text in texts:
-        assert text in err, (how, text, out, err)
-    # 10 s, after the 2 s that the stopped one is waited for; joining takes a while, too.
-    assert took < 15, (how, took)
+    lose([PROGRAM, how], "rank 2 goes", codes, texts, silent=2 if how == "stopped" else 0)
+with tempfile.TemporaryDirectory() as folder:
+    for rank, point in [(1, "start"), (1, "init"), (2, "group"), (1, "step=3"), (2, "backward=3"), (0, "save=2")]:
+        lose([FAILURES, "mpi", 60, "train", 6, os.path.join(folder, "file")], "fault injected: kill", [137],
+             [f"process rank {rank} with PID", "signal 9"], TANDEM_FAULT=f"kill rank={rank} {point}")
 
 # What can be wrong at the start.
 def check_error(parts, ranks=1, **variables):

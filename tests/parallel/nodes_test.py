@@ -60,11 +60,14 @@ def check_places():
 
 
 def check_restarts():
-    program = "echo try $RESTART_COUNT; [ $RANK = 2 ] && exit $((2 - RESTART_COUNT)); sleep 0.3; exit 0"
+    program = "echo try $RESTART_COUNT; echo job $TORCHELASTIC_RUN_ID; [ $RANK = 2 ] && exit $((2 - RESTART_COUNT)); sleep 0.3; exit 0"
     done = finish(job([1, 2], "--max-restarts", 2, *SHELL, program))
     for (code, out, err), ranks in zip(done, ([0], [1, 2])):
-        assert code == 0 and sorted(out.splitlines()) == [f"[{r}] try {k}" for r in ranks for k in range(3)], done
+        tries = sorted(line for line in out.splitlines() if "try" in line)
+        assert code == 0 and tries == [f"[{r}] try {k}" for r in ranks for k in range(3)], done
         assert "rank 2 of 3 failed with exit code 2" in err and "tandem: restart 2 of 2\n" in err, done
+    jobs = re.findall(r"^\[\d\] job (\w+)$", "".join(out for _, out, _ in done), re.MULTILINE)
+    assert len(jobs) == 9 and len(set(jobs)) == 1, done
     done = finish(job([1, 2], "--max-restarts", 1, *SHELL, "[ $RANK = 0 ] && exit $((7 + RESTART_COUNT)); sleep 0.3"))
     assert [code for code, _, _ in done] == [8, 8] and all(err.count("restart 1 of 1\n") == 1 for _, _, err in done)
 

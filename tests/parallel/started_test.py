@@ -80,6 +80,13 @@ for backend in BACKENDS:
 check_job(srun(3, []), "shm")
 check_job([start([], hydra(r, 2)) for r in range(2)], "shm")
 nothing_left()
+for place in (slurm, hydra):  # a fault is for one of them
+    ranks = [start(["env://"], place(r, 2, *([4000] if place is slurm else [])) |
+                   {"TANDEM_FAULT": "delay rank=1 start seconds=0; delay rank=1 group seconds=0"}) for r in range(2)]
+    errors = [err for _, _, err in finish(ranks)]
+    assert errors == ["", "tandem: fault injected: delay rank=1 start seconds=0\n"
+                      "tandem: fault injected: delay rank=1 group seconds=0\n"], errors
+nothing_left()
 
 # An address of one's own, RANK of one's own, and files go before.
 with socket.socket() as s:
