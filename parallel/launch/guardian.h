@@ -1,4 +1,4 @@
-// Guardian: a small process that kills what a launcher leaves behind when it is killed itself.
+// Guardian: a shell that kills what a launcher leaves behind when it is killed itself.
 #pragma once
 #include <sys/types.h>
 
@@ -25,7 +25,7 @@ class Guardian {
 
  private:
   pid_t pid_ = -1;
-  int socket_ = -1;
+  int socket_ = -1, descriptor_ = -1;
 };
 
 }  // namespace tandem::parallel

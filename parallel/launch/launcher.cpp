@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -69,6 +71,28 @@ struct Rank {
   }
 };
 
+// Where the program has closed standard streams, no descriptor of the launcher takes their place meanwhile.
+class StandardDescriptors {
+ public:
+  StandardDescriptors() {
+    for (int fd = 0; fd <= STDERR_FILENO; ++fd) {
+      if (fcntl(fd, F_GETFD) >= 0) continue;
+      const int nothing = open("/dev/null", O_RDONLY);
+      taken_[static_cast<std::size_t>(fd)] = nothing == fd;
+      if (nothing != fd) close(nothing);
+    }
+  }
+  ~StandardDescriptors() {
+    for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+      if (taken_[static_cast<std::size_t>(fd)]) close(fd);
+  }
+  StandardDescriptors(const StandardDescriptors&) = delete;
+  StandardDescriptors& operator=(const StandardDescriptors&) = delete;
+
+ private:
+  std::array<bool, STDERR_FILENO + 1> taken_{};
+};
+
 class Launcher {
  public:
   Launcher(const std::vector<std::string>& command, const LaunchOptions& options);
@@ -76,16 +100,18 @@ class Launcher {
   int run();
 
  private:
-  void announce() const;
+  void announce();
   void start(const Nodes& nodes, int restart);
   void start_rank(const Nodes& nodes, int local_rank, int restart, const std::string& log_folder);
   void forget_ranks();
   void step(Nodes& nodes);
   void rank_has_ended(Rank& rank, Nodes& nodes);
+  void report_failure(Rank& rank, Nodes& nodes);
   void take_signals(Nodes* nodes);
   void end_ranks(const Nodes& nodes);
   void send_to_groups(int signal);
-  void report(const Nodes& nodes) const;
+  void report(const Nodes& nodes);
+  void finish_output();
   int exit_code(const Nodes& nodes) const;
   bool running() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.end; });
@@ -93,6 +119,7 @@ class Launcher {
 
   const std::vector<std::string>& command_;
   LaunchOptions options_;
+  StandardDescriptors descriptors_;
   Guardian guardian_;  // before any thread of the launcher
   std::optional<SignalReceiver> signals_;
   std::string secret_;
@@ -109,6 +136,11 @@ class Launcher {
 
 Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions& options)
     : command_(command), options_(checked(command, options)) {
+  struct sigaction child_ends {};
+  sigaction(SIGCHLD, nullptr, &child_ends);
+  check(child_ends.sa_handler != SIG_IGN && (child_ends.sa_flags & SA_NOCLDWAIT) == 0, "launch",
+        "this program ignores SIGCHLD, so that nobody can learn how a rank has ended; call signal(SIGCHLD, SIG_DFL) "
+        "before");
   if (options_.forward_signals) signals_.emplace();
   const char* file = std::getenv(kSecretFileVariable);
   if (options_.nnodes > 1 || (file != nullptr && *file != '\0')) {
@@ -124,11 +156,12 @@ Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions&
   store_->start();
 }
 
-void Launcher::announce() const {
+void Launcher::announce() {
   if (!options_.announce || !divides_cores()) return;
   const int threads = threads_per_rank(options_);
-  say(fmt::format("{} cores for {} rank{}: {} thread{} each (set OMP_NUM_THREADS to change that)", available_cores(),
-                  options_.nprocs, options_.nprocs == 1 ? "" : "s", threads, threads == 1 ? "" : "s"));
+  terminal_.say(fmt::format("{} cores for {} rank{}: {} thread{} each (set OMP_NUM_THREADS to change that)",
+                            available_cores(), options_.nprocs, options_.nprocs == 1 ? "" : "s", threads,
+                            threads == 1 ? "" : "s"));
 }
 
 int Launcher::run() {
@@ -147,12 +180,13 @@ int Launcher::run() {
     }
     report(nodes);
     if (nodes.restart() && interrupted_ == 0) {
-      say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
+      terminal_.say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
       continue;
     }
+    finish_output();
     const int code = exit_code(nodes);
     if (options_.nnodes > 1)
-      say(fmt::format("node {} of {} ends with exit code {}", options_.node_rank, options_.nnodes, code));
+      terminal_.say(fmt::format("node {} of {} ends with exit code {}", options_.node_rank, options_.nnodes, code));
     return code;
   }
 }
@@ -205,7 +239,8 @@ void Launcher::forget_ranks() {
 // Waits a moment for something to happen, and does what follows from it.
 void Launcher::step(Nodes& nodes) {
   std::vector<pollfd> waits;
-  for (const Rank& r : ranks_) waits.push_back({r.output.pipe(), POLLIN, 0});  // poll ignores negative descriptors
+  const bool full = terminal_.full();  // ranks wait for the reader then
+  for (const Rank& r : ranks_) waits.push_back({full ? -1 : r.output.pipe(), POLLIN, 0});  // poll ignores -1
   for (const Rank& r : ranks_) waits.push_back({r.process.descriptor(), POLLIN, 0});
   poll(waits.data(), waits.size(), kStepMilliseconds);
   std::vector<Rank*> ended;
@@ -225,15 +260,22 @@ void Launcher::step(Nodes& nodes) {
 void Launcher::rank_has_ended(Rank& rank, Nodes& nodes) {
   rank.process.reap();
   rank.output.finish();
+  const std::string end = rank.end->text();
+  report_failure(rank, nodes);
+  // After the failure, so that what other ranks make of it cannot be taken for the first one.
+  if (options_.nnodes == 1)
+    store_->report_end(rank.number, end);
+  else
+    nodes.report_end(rank.number, end);
+}
+
+void Launcher::report_failure(Rank& rank, Nodes& nodes) {
   const ProcessEnd end = *rank.end;
-  if (store_) store_->report_end(rank.number, end.text());
-  nodes.report_end(rank.number, end.text());
-  const bool begun = rank.has_begun();
-  if (end.good() && begun) return;
+  if (end.good() && rank.has_begun()) return;
   const std::string who = fmt::format("rank {} of {} ", rank.number, world_size_);
-  const std::string how = end.good()      ? fmt::format("ended before it came to {}", options_.must_begin)
-                          : end.by_signal ? end.text()
-                                          : fmt::format("failed with exit code {}", end.number);
+  const std::string how = end.good()                    ? fmt::format("ended before it came to {}", options_.must_begin)
+                          : end.by_signal || !end.known ? end.text()
+                                                        : fmt::format("failed with exit code {}", end.number);
   if (end.good()) rank.end->number = 1;
   const auto& lines = rank.output.last_lines();
   nodes.report_failure({.what = who + how,
@@ -275,7 +317,7 @@ void Launcher::end_ranks(const Nodes& nodes) {
   const auto now = Clock::now();
   if (!ending_) ending_ = now;
   if (std::exchange(said_, failure->what) != failure->what && (running() || options_.nnodes > 1))
-    say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
+    terminal_.say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
   const int signal = now > *ending_ + 2 * kGraceTime ? SIGKILL : now > *ending_ + kGraceTime ? SIGTERM : 0;
   if (signal == 0 || signal == sent_ || sent_ == SIGKILL) return;
   sent_ = signal;
@@ -287,20 +329,25 @@ void Launcher::send_to_groups(int signal) {
     if (!r.end) r.process.send_to_group(signal);
 }
 
-void Launcher::report(const Nodes& nodes) const {
+void Launcher::report(const Nodes& nodes) {
   const std::optional<Failure> failure = nodes.failure();
   if (!failure || interrupted_ != 0) return;
   std::string text = fmt::format("the job has failed: {}{}{}{}", failure->what, failure->where.empty() ? "" : " (",
                                  failure->where, failure->where.empty() ? "" : ")");
   if (!failure->last_lines.empty())
     text += fmt::format("; its last lines:\n  | {}", fmt::join(failure->last_lines, "\n  | "));
-  say(text);
+  terminal_.say(text);
   for (const Rank& r : ranks_) {
     const std::string name = fmt::format("rank {} of {} ", r.number, world_size_);
     if (r.end->good() || failure->what.starts_with(name)) continue;
     const bool by_us = sent_ != 0 && r.end->by_signal && (r.end->number == SIGTERM || r.end->number == SIGKILL);
-    say(fmt::format("then {}{}", name, by_us ? "was ended by the launcher" : r.end->text()));
+    terminal_.say(fmt::format("then {}{}", name, by_us ? "was ended by the launcher" : r.end->text()));
   }
+}
+
+// Whoever reads the output may take his time, until a signal comes.
+void Launcher::finish_output() {
+  while (interrupted_ == 0 && !terminal_.drain(std::chrono::milliseconds(kStepMilliseconds))) take_signals(nullptr);
 }
 
 int Launcher::exit_code(const Nodes& nodes) const {

@@ -62,8 +62,9 @@ struct Nodes::State {
   std::condition_variable changed;
   std::vector<std::pair<std::string, std::string>> outbox;
   std::optional<Failure> failure;
+  Clock::time_point failed_at{};
   std::vector<int> lost;
-  bool done = false, settled = false, again = false, stopping = false;
+  bool done = false, posted = false, settled = false, again = false, stopping = false;
   std::thread thread;
 
   bool alone() const { return options.nnodes == 1; }
@@ -78,6 +79,16 @@ struct Nodes::State {
   bool is_lost(int node) const {
     const std::lock_guard lock(mutex);
     return std::find(lost.begin(), lost.end(), node) != lost.end();
+  }
+  // With the lock held.
+  void post(const std::string& k, const std::string& value) {
+    outbox.emplace_back(k, value);
+    posted = true;
+    changed.notify_all();
+  }
+  void has_failed(const Failure& f) {
+    if (!failure) failed_at = Clock::now();
+    failure = f;
   }
   bool may_restart(const std::optional<Failure>& f) const {
     return f && !f->final && restart_count < options.max_restarts;
@@ -174,8 +185,8 @@ void Nodes::State::lose(int node, const std::string& how) {
     for (int r = first; r <= last; ++r)
       store->set(ended_key(r), fmt::format("was on node {} (host {}), which {}", node, m.host, how));
   const std::lock_guard lock(mutex);
-  // What ranks die of then is this.
-  if (lost.empty()) failure = f;
+  // What ranks die of after its last sign of life is this.
+  if (!failure || (lost.empty() && failed_at > heard[static_cast<std::size_t>(node)])) has_failed(f);
   lost.push_back(node);
   if (node == 0) settled = true;  // there is nobody left to agree with
 }
@@ -209,7 +220,7 @@ void Nodes::State::look(Clock::time_point& next_beat) {
   const std::string verdict = read(key("verdict"));  // before the failure, which it is about
   if (const std::string text = read(key("failure")); !text.empty()) {
     const std::lock_guard lock(mutex);
-    if (lost.empty()) failure = failure_from(text);
+    if (lost.empty()) has_failed(failure_from(text));
   }
   heard[0] = me() == 0 ? heard[0] : std::max(heard[0], now);  // its store answers
   settle(verdict);
@@ -263,7 +274,8 @@ void Nodes::State::watch() {
     {
       std::unique_lock lock(mutex);
       if (stopping || settled) return;
-      changed.wait_for(lock, kPause, [&] { return stopping; });
+      changed.wait_for(lock, kPause, [&] { return stopping || posted; });
+      posted = false;
     }
     try {
       look(next_beat);
@@ -322,15 +334,14 @@ std::string Nodes::here() const {
 }
 
 void Nodes::report_end(int rank, const std::string& text) {
-  if (state_->alone() || state_->me() == 0) return;  // the launcher has the store itself
   const std::lock_guard lock(state_->mutex);
-  state_->outbox.emplace_back(ended_key(rank), text);
+  state_->post(ended_key(rank), text);
 }
 
 void Nodes::report_failure(const Failure& failure) {
   const std::lock_guard lock(state_->mutex);
-  if (!state_->failure) state_->failure = failure;
-  if (!state_->alone()) state_->outbox.emplace_back(state_->key("failure"), to_text(failure));
+  if (!state_->failure) state_->has_failed(failure);
+  if (!state_->alone()) state_->post(state_->key("failure"), to_text(failure));
 }
 
 std::optional<Failure> Nodes::failure() const {
@@ -342,7 +353,7 @@ void Nodes::report_done() {
   const std::lock_guard lock(state_->mutex);
   if (std::exchange(state_->done, true)) return;
   if (!state_->alone()) {
-    state_->outbox.emplace_back(state_->key("done", state_->me()), "1");
+    state_->post(state_->key("done", state_->me()), "1");
     return;
   }
   state_->settled = true;

@@ -18,6 +18,7 @@ namespace tandem::parallel {
 namespace {
 
 constexpr const char* kOp = "launch";
+constexpr int kMaxNodes = 1 << 16;
 
 std::string quoted(const std::string& text) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
@@ -38,7 +39,7 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(!command.empty() && !command[0].empty(), kOp, "there is no program to start");
   check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kOp, "{} processes on a host were asked for; give 1 to {}",
         o.nprocs, kMaxRanksPerNode);
-  check(o.nnodes >= 1, kOp, "{} nodes were asked for; give at least 1", o.nnodes);
+  check(o.nnodes >= 1 && o.nnodes <= kMaxNodes, kOp, "{} nodes were asked for; give 1 to {}", o.nnodes, kMaxNodes);
   check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: there are {} nodes",
         o.node_rank, o.nnodes);
   check(o.max_restarts >= 0, kOp, "{} restarts were asked for; give 0 or more", o.max_restarts);
@@ -56,7 +57,7 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   return o;
 }
 
-bool divides_cores() { return std::getenv("OMP_NUM_THREADS") == nullptr; }
+bool divides_cores() { return !is_set("OMP_NUM_THREADS"); }
 int threads_per_rank(const LaunchOptions& o) { return std::max(1, available_cores() / o.nprocs); }
 
 Variables rank_variables(const LaunchOptions& o, const Layout& layout, int local_rank, int restart) {
@@ -94,7 +95,6 @@ std::vector<std::string> environment_with(const Variables& variables) {
 
 std::string describe_launch(const std::vector<std::string>& command, const LaunchOptions& options) {
   const LaunchOptions o = checked(command, options);
-  // Other nodes would tell how many ranks they have; here they are taken to have as many.
   const Layout layout{.first_rank = o.node_rank * o.nprocs, .world_size = o.nnodes * o.nprocs, .run_id = "(random)"};
   std::string text;
   for (int r = 0; r < o.nprocs; ++r) {
@@ -104,6 +104,7 @@ std::string describe_launch(const std::vector<std::string>& command, const Launc
     for (const std::string& word : command) words.push_back(quoted(word));
     text += fmt::format("{}\n", fmt::join(words, " "));
   }
+  if (o.nnodes > 1) text += fmt::format("# if each of the {} nodes has {} ranks (-n)\n", o.nnodes, o.nprocs);
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <signal.h>
 #include <sys/types.h>
 
 namespace tandem::parallel {
@@ -14,7 +15,8 @@ std::string signal_name(int signal);
 /// How a process has ended.
 struct ProcessEnd {
   bool by_signal = false;
-  int number = 0;  // the signal, or the exit code
+  int number = 0;     // the signal, or the exit code
+  bool known = true;  // not where another part of the program has waited for the process
   bool good() const { return !by_signal && number == 0; }
   int exit_code() const { return by_signal ? 128 + number : number; }
   /// "was killed by signal 9 (Killed)", or "ended with exit code 3".
@@ -52,6 +54,8 @@ class RankProcess {
   void reap();
 
  private:
+  bool look(siginfo_t& info, int options) const;
+
   pid_t pid_ = -1;
   int descriptor_ = -1, guardian_ = -1;
 };

@@ -1,8 +1,12 @@
 // tandem-run: starts a program once for each rank.
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +56,12 @@ int count_of_ranks(const std::string& text) {
   return count;
 }
 
+int print(const std::string& text) {
+  const bool written = std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+  if (!written) fmt::print(stderr, "tandem-run: the output cannot be written: {}\n", std::strerror(errno));
+  return written ? 0 : 1;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{kDescription, "tandem-run"};
   tandem::parallel::LaunchOptions options{.announce = true, .forward_signals = true};
@@ -93,17 +103,20 @@ int run(int argc, char** argv) {
     check(marked || !command[0].starts_with("-"), "tandem-run",
           "there is no option {}; the program comes after the options", command[0]);
     options.nprocs = count_of_ranks(nprocs);
-    if (dry_run) fmt::print("{}", tandem::parallel::describe_launch(command, options));
+    if (dry_run) return print(tandem::parallel::describe_launch(command, options));
   } catch (const tandem::Error& e) {
     fmt::print(stderr, "{}\ntandem-run --help lists the options\n", e.what());
     return 2;
   }
-  return dry_run ? 0 : tandem::parallel::launch(command, options);
+  return tandem::parallel::launch(command, options);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Standard streams that are closed stay unusable, instead of becoming whatever is opened next.
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDONLY);
   signal(SIGCHLD, SIG_DFL);  // some that start programs ignore it, and then nobody learns how a process has ended
   try {
     return run(argc, argv);
