@@ -20,6 +20,7 @@
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/launch/guardian.h>
+#include <tandem/parallel/launch/job_processes.h>
 #include <tandem/parallel/launch/launch_control.h>
 #include <tandem/parallel/launch/nodes.h>
 #include <tandem/parallel/launch/rank_environment.h>
@@ -120,10 +121,13 @@ class Launcher {
   const std::vector<std::string>& command_;
   LaunchOptions options_;
   StandardDescriptors descriptors_;
-  Guardian guardian_;  // before any thread of the launcher
+  const std::string id_ = to_hex(random_bytes()).substr(0, 16);
+  const std::string entry_ =
+      fmt::format("{}={}", kLauncherIdVariable, id_);  // in the environment of all that ranks start
+  std::optional<Guardian> guardian_;
   std::optional<SignalReceiver> signals_;
   std::string secret_;
-  Variables secret_variable_;
+  Variables own_variables_{{kLauncherIdVariable, id_}};
   std::optional<StoreServer> store_;  // on node 0
   Terminal terminal_;
   int world_size_ = 0;
@@ -141,13 +145,14 @@ Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions&
   check(child_ends.sa_handler != SIG_IGN && (child_ends.sa_flags & SA_NOCLDWAIT) == 0, "launch",
         "this program ignores SIGCHLD, so that nobody can learn how a rank has ended; call signal(SIGCHLD, SIG_DFL) "
         "before");
+  guardian_.emplace(entry_);
   if (options_.forward_signals) signals_.emplace();
   const char* file = std::getenv(kSecretFileVariable);
   if (options_.nnodes > 1 || (file != nullptr && *file != '\0')) {
     secret_ = secret_from_environment();
   } else {
     secret_ = random_bytes();
-    secret_variable_ = {{kSecretVariable, to_hex(secret_)}};
+    own_variables_.emplace_back(kSecretVariable, to_hex(secret_));
   }
   if (options_.node_rank != 0) return;
   store_.emplace(StoreServerOptions{
@@ -178,6 +183,7 @@ int Launcher::run() {
       step(nodes);
       if (!running()) nodes.report_done();
     }
+    kill_processes_with(entry_);
     report(nodes);
     if (nodes.restart() && interrupted_ == 0) {
       terminal_.say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
@@ -214,12 +220,11 @@ void Launcher::start_rank(const Nodes& nodes, int local_rank, int restart, const
   if (options_.prefix_output) output.emplace("the output", number);
   if (!options_.must_begin.empty()) begin.emplace("the start", number);
   Variables variables = rank_variables(options_, nodes.layout(), local_rank, restart);
-  variables.insert(variables.end(), secret_variable_.begin(), secret_variable_.end());
+  variables.insert(variables.end(), own_variables_.begin(), own_variables_.end());
   if (begin) variables.emplace_back(kBeginVariable, std::to_string(begin->write_end));
   RankProcess process({.rank = number,
                        .command = &command_,
                        .environment = environment_with(variables),
-                       .guardian = guardian_.socket(),
                        .output = output ? output->write_end : -1,
                        .kept = begin ? begin->write_end : -1});
   const std::string log = log_folder.empty() ? std::string() : fmt::format("{}/rank-{}.log", log_folder, number);
@@ -233,7 +238,9 @@ void Launcher::start_rank(const Nodes& nodes, int local_rank, int restart, const
 void Launcher::forget_ranks() {
   for (Rank& r : ranks_)
     if (r.begin >= 0) close(r.begin);
+  if (ranks_.empty()) return;
   ranks_.clear();
+  kill_processes_with(entry_);
 }
 
 // Waits a moment for something to happen, and does what follows from it.
@@ -255,6 +262,7 @@ void Launcher::step(Nodes& nodes) {
   for (Rank* r : ended) rank_has_ended(*r, nodes);
   take_signals(&nodes);
   end_ranks(nodes);
+  if (!guardian_->alive()) guardian_.emplace(entry_);
 }
 
 void Launcher::rank_has_ended(Rank& rank, Nodes& nodes) {
@@ -297,8 +305,9 @@ void Launcher::take_signals(Nodes* nodes) {
       continue;
     }
     if (interrupted_ != 0) {
-      sent_ = SIGKILL;
-      send_to_groups(SIGKILL);
+      const bool again = *signal == interrupted_;  // another one comes from a launcher around this one, in its time
+      if (again) sent_ = SIGKILL;
+      send_to_groups(again ? SIGKILL : *signal);
       continue;
     }
     interrupted_ = *signal;

@@ -8,7 +8,7 @@
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/start_environment.h>
-#include <tandem/parallel/launch/guardian.h>
+#include <tandem/parallel/launch/job_processes.h>
 #include <tandem/tensor/error.h>
 #include <tandem/tensor/threads.h>
 
@@ -19,6 +19,7 @@ namespace {
 
 constexpr const char* kOp = "launch";
 constexpr int kMaxNodes = 1 << 16;
+constexpr double kLeastTimeout = 0.1;
 
 std::string quoted(const std::string& text) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
@@ -40,8 +41,8 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kOp, "{} processes on a host were asked for; give 1 to {}",
         o.nprocs, kMaxRanksPerNode);
   check(o.nnodes >= 1 && o.nnodes <= kMaxNodes, kOp, "{} nodes were asked for; give 1 to {}", o.nnodes, kMaxNodes);
-  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: there are {} nodes",
-        o.node_rank, o.nnodes);
+  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: give 0 to {}", o.node_rank,
+        o.nnodes - 1);
   check(o.max_restarts >= 0, kOp, "{} restarts were asked for; give 0 or more", o.max_restarts);
   check(o.master_port >= 0 && o.master_port <= 65535, kOp, "port {} is out of range: give 1 to 65535", o.master_port);
   check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kOp,
@@ -54,6 +55,8 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(!o.tee || !o.log_dir.empty(), kOp, "--tee copies what goes into logs; give --log-dir too, or leave it out");
   if (o.master_addr.empty()) o.master_addr = "127.0.0.1";
   o.timeout_seconds = timeout_or_default(kOp, o.timeout_seconds);
+  check(o.timeout_seconds >= kLeastTimeout, kOp, "a timeout of {} s was asked for; give {} s or more",
+        o.timeout_seconds, kLeastTimeout);
   return o;
 }
 
@@ -101,6 +104,7 @@ std::string describe_launch(const std::vector<std::string>& command, const Launc
     std::vector<std::string> words;
     for (const auto& [name, value] : rank_variables(o, layout, r, 0)) words.push_back(name + "=" + quoted(value));
     if (o.nnodes == 1 && !is_set(kSecretFileVariable)) words.push_back(fmt::format("{}='(random)'", kSecretVariable));
+    words.push_back(fmt::format("{}='(random)'", kLauncherIdVariable));
     for (const std::string& word : command) words.push_back(quoted(word));
     text += fmt::format("{}\n", fmt::join(words, " "));
   }

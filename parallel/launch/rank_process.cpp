@@ -14,7 +14,6 @@
 #include <sstream>
 #include <utility>
 
-#include <tandem/parallel/launch/guardian.h>
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
@@ -43,7 +42,6 @@ void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strle
 [[noreturn]] void become(const RankProcessOptions& o, char* const* arguments, char* const* variables, pid_t launcher,
                          bool is_there) {
   setpgid(0, 0);
-  Guardian::group_started(o.guardian, getpid());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(1);
   // A process in the background that reads from the terminal would be stopped.
@@ -82,7 +80,7 @@ std::string ProcessEnd::text() const {
   return by_signal ? "was killed by " + signal_name(number) : fmt::format("ended with exit code {}", number);
 }
 
-RankProcess::RankProcess(const RankProcessOptions& options) : guardian_(options.guardian) {
+RankProcess::RankProcess(const RankProcessOptions& options) {
   const std::vector<char*> arguments = pointers(*options.command), variables = pointers(options.environment);
   const pid_t launcher = getpid();
   const bool is_there = exists(options.command->front());
@@ -100,9 +98,7 @@ RankProcess::~RankProcess() {
 }
 
 RankProcess::RankProcess(RankProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      guardian_(other.guardian_) {}
+    : pid_(std::exchange(other.pid_, -1)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 // Looks at the end of the process; false when another part of the program has taken it, or ignores such signals. Then
 // the number may be another's, and gets no signal.
@@ -136,7 +132,6 @@ std::optional<ProcessEnd> RankProcess::ended() const {
 void RankProcess::reap() {
   if (pid_ < 0) return;
   send_to_group(SIGKILL);
-  Guardian::group_ended(guardian_, pid_);
   siginfo_t info;
   look(info, 0);
   if (descriptor_ >= 0) close(descriptor_);

@@ -28,7 +28,6 @@ struct RankProcessOptions {
   int rank = 0;
   const std::vector<std::string>* command = nullptr;
   std::vector<std::string> environment = {};  // NAME=value
-  int guardian = -1;                          // see Guardian::socket
   int output = -1;                            // what becomes standard output and error; -1: the launcher's
   int kept = -1;                              // a descriptor that the rank gets as it is; all others are closed
 };
@@ -57,7 +56,7 @@ class RankProcess {
   bool look(siginfo_t& info, int options) const;
 
   pid_t pid_ = -1;
-  int descriptor_ = -1, guardian_ = -1;
+  int descriptor_ = -1;
 };
 
 }  // namespace tandem::parallel
