@@ -9,6 +9,8 @@
 
 namespace tandem::parallel {
 
+std::string launcher_ended_key(int node) { return fmt::format("{}ended/{}", kLauncherPrefix, node); }
+
 std::string ended_key(int rank) { return fmt::format("{}{}", kEndedPrefix, rank); }
 
 void put_length(std::string& out, std::size_t length) {

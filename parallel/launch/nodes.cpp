@@ -111,6 +111,8 @@ void Nodes::State::connect(Clock::time_point limit, FunctionRef<bool()> stop) {
     try {
       store = std::make_unique<TCPStore>(TCPStoreOptions{.host = options.master_addr,
                                                          .port = options.master_port,
+                                                         .rank = me(),
+                                                         .world_size = options.nnodes,
                                                          .timeout_seconds = kStoreSeconds,
                                                          .secret = secret,
                                                          .restart = -1});
@@ -214,6 +216,8 @@ void Nodes::State::look(Clock::time_point& next_beat) {
       const auto at = static_cast<std::size_t>(i);
       const std::string beat = read(key("beat", i));
       if (std::exchange(beats[at], beat) != beat) heard[at] = Clock::now();
+      if (i != 0 && !read(launcher_ended_key(i)).empty() && read(key("read", i)).empty())
+        lose(i, "has lost its launcher");
     }
     next_beat = now + kBeatTime;
   }
