@@ -180,15 +180,20 @@ void Nodes::State::lose(int node, const std::string& how) {
   const Member& m = members[static_cast<std::size_t>(node)];
   const int first = first_ranks[static_cast<std::size_t>(node)], last = first + m.nprocs - 1;
   const std::string ranks = first == last ? fmt::format("rank {}", first) : fmt::format("ranks {} to {}", first, last);
-  Failure f{.what = fmt::format("node {} of {} with {} {}", node, options.nnodes, ranks, how),
-            .where = fmt::format("host {}", m.host),
-            .final = true};
+  const Failure f{.what = fmt::format("node {} of {} with {} {}", node, options.nnodes, ranks, how),
+                  .where = fmt::format("host {}", m.host),
+                  .final = true};
+  bool is_cause = false;  // of what ranks die of after the node's last sign of life
+  {
+    const std::lock_guard lock(mutex);
+    is_cause = !failure || (lost.empty() && failed_at > heard[static_cast<std::size_t>(node)]);
+    if (is_cause) has_failed(f);
+  }
+  if (me() == 0 && is_cause) store->set(key("failure"), to_text(f));  // before ranks learn of it
   if (me() == 0)
     for (int r = first; r <= last; ++r)
       store->set(ended_key(r), fmt::format("was on node {} (host {}), which {}", node, m.host, how));
   const std::lock_guard lock(mutex);
-  // What ranks die of after its last sign of life is this.
-  if (!failure || (lost.empty() && failed_at > heard[static_cast<std::size_t>(node)])) has_failed(f);
   lost.push_back(node);
   if (node == 0) settled = true;  // there is nobody left to agree with
 }
