@@ -26,6 +26,7 @@ constexpr auto kBeatTime = milliseconds(500);           // between signs of life
 constexpr auto kPause = milliseconds(100);              // between looks into the store
 constexpr auto kRefusedTime = std::chrono::seconds(1);  // a host that refuses connections for so long has no store
 constexpr auto kAudibleTime = milliseconds(500);        // since the last answer
+constexpr auto kStoppedTime = std::chrono::seconds(1);  // a longer pause: this launcher was stopped, not the others
 constexpr auto kLastWait = std::chrono::seconds(5);
 constexpr double kStoreSeconds = 2;  // for one request of a launcher; the job's timeout is for silence as a whole
 
@@ -283,7 +284,9 @@ void Nodes::State::watch() {
     {
       std::unique_lock lock(mutex);
       if (stopping || settled) return;
+      const auto begin = Clock::now();
       changed.wait_for(lock, kPause, [&] { return stopping || posted; });
+      if (Clock::now() > begin + kStoppedTime) heard.assign(heard.size(), Clock::now());
       posted = false;
     }
     try {

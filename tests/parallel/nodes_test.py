@@ -105,7 +105,7 @@ def check_signals():
 
 def check_lost():
     for victim, other in ((0, 1), (1, 0)):
-        launchers = job([1, 1], "--timeout", 2, *SHELL, "echo up; exec sleep 1000")
+        launchers = job([1, 1], "--timeout", 30, *SHELL, "echo up; exec sleep 1000")
         for l in launchers:
             assert l.stdout.readline().endswith("up\n")
         begin = time.time()
@@ -116,6 +116,19 @@ def check_lost():
                else "has lost its launcher")
         assert f"the job has failed: node {victim} of 2 with rank {victim} {how} (host " in done[other][2], done
         assert f"then rank {other} of 2 was ended by the launcher" in done[other][2], done
+
+
+def check_stopped():
+    launchers = job([1, 1], "--timeout", 2, *SHELL, "echo up; exec sleep 1000")
+    for l in launchers:
+        assert l.stdout.readline().endswith("up\n")
+    launchers[1].send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    launchers[1].send_signal(signal.SIGCONT)
+    done = finish(launchers)
+    assert done[0][0] == 1 and done[1][0] != 0, done
+    assert "node 1 of 2 with rank 1 is gone or cut off: nothing was heard from its launcher for 2 s" in done[0][2], done
+    assert "node 0 of 2 with rank 0 is gone" not in done[1][2], "it was this one that was stopped"
 
 
 def check_errors():
