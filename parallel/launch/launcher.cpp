@@ -356,7 +356,7 @@ void Launcher::report(const Nodes& nodes) {
 
 // Whoever reads the output may take his time, until a signal comes.
 void Launcher::finish_output() {
-  while (interrupted_ == 0 && !terminal_.drain(std::chrono::milliseconds(kStepMilliseconds))) take_signals(nullptr);
+  while (interrupted_ == 0 && !terminal_.drain(kStepMilliseconds)) take_signals(nullptr);
 }
 
 int Launcher::exit_code(const Nodes& nodes) const {

@@ -157,8 +157,8 @@ void Terminal::look() {
 
 bool Terminal::full() const { return output_->waiting() >= kFullBytes; }
 
-bool Terminal::drain(std::chrono::milliseconds time) {
-  const auto limit = Clock::now() + time;
+bool Terminal::drain(int milliseconds) {
+  const auto limit = Clock::now() + std::chrono::milliseconds(milliseconds);
   flush();
   output_->wait(limit);
   look();

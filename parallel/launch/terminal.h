@@ -1,7 +1,6 @@
 // Terminal: the launcher's standard output and error. Threads of its own write them, so that a reader that has paused
 // holds up neither the ends of ranks nor signals.
 #pragma once
-#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,7 +27,7 @@ class Terminal {
   /// Whether so much waits for the reader that no more should be taken from ranks.
   bool full() const;
   /// Waits until nothing is left to be written, or the time has passed; false then.
-  bool drain(std::chrono::milliseconds time);
+  bool drain(int milliseconds);
 
  private:
   class Stream;
