@@ -55,6 +55,12 @@ Address parse_address(std::string_view method) {
   return a;
 }
 
+// Which start of the job this is; torchrun has a name of its own for it.
+int restart_count() {
+  const std::optional<int> ours = number_from_environment(kRestartVariable);
+  return ours ? *ours : number_from_environment("TORCHELASTIC_RESTART_COUNT").value_or(0);
+}
+
 // Rank 0 holds the store for as long as its process lives: the others may still need it when rank 0 has left, and a
 // later joining finds it again. A port of 0 becomes that of the store.
 std::shared_ptr<StoreServer> hold_store(Address& address) {
@@ -67,7 +73,7 @@ std::shared_ptr<StoreServer> hold_store(Address& address) {
     if (address.port == 0) address.secret = random_bytes();
     auto next = std::make_shared<StoreServer>(
         StoreServerOptions{.host = address.host, .port = address.port, .secret = address.secret});
-    next->begin_restart(number_from_environment(kRestartVariable).value_or(0));
+    next->begin_restart(restart_count());
     next->start();
     asked = given = address;
     given.port = next->port();
@@ -215,15 +221,14 @@ Place find_place(const InitOptions& options) {
   }
   place.store_host = address.host;
   if (place.rank == 0 && !launcher_holds && !place.server) place.server = hold_store(address);
-  place.store =
-      std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
-                                                 .port = address.port,
-                                                 .rank = place.rank,
-                                                 .world_size = place.world_size,
-                                                 .timeout_seconds = options.timeout_seconds,
-                                                 .secret = address.secret,
-                                                 .restart = number_from_environment(kRestartVariable).value_or(0),
-                                                 .holder = launcher_holds ? -1 : 0});
+  place.store = std::make_shared<TCPStore>(TCPStoreOptions{.host = address.host,
+                                                           .port = address.port,
+                                                           .rank = place.rank,
+                                                           .world_size = place.world_size,
+                                                           .timeout_seconds = options.timeout_seconds,
+                                                           .secret = address.secret,
+                                                           .restart = restart_count(),
+                                                           .holder = launcher_holds ? -1 : 0});
   return place;
 }
 

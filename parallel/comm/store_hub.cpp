@@ -26,7 +26,11 @@ std::optional<int> rank_of_ended(std::string_view key) {
 void StoreHub::join(Client& client) {
   if (const std::optional<std::string> why = refusal(client)) return client.answer({Status::refused, *why}, true);
   clients_.insert(&client);
-  if (client.who.rank >= 0) {
+  if (client.who.rank >= 0 && is_launcher(client)) {
+    client.present = true;
+    ++launchers_[client.who.rank];
+    erase(launcher_ended_key(client.who.rank));
+  } else if (client.who.rank >= 0) {
     Rank& rank = ranks_[client.who.rank];
     ++rank.connections;
     rank.token = client.who.token;
@@ -41,7 +45,7 @@ void StoreHub::join(Client& client) {
 std::optional<std::string> StoreHub::refusal(const Client& client) const {
   const Identity& who = client.who;
   if (is_stale(client)) return stale(client).value;
-  if (who.rank < 0) return std::nullopt;
+  if (who.rank < 0 || is_launcher(client)) return std::nullopt;
   if (who.world_size < 1) return fmt::format("the world size is {}; it must be at least 1", who.world_size);
   if (who.rank >= who.world_size)
     return fmt::format("rank {} is out of range: the world size is {}", who.rank, who.world_size);
@@ -51,9 +55,7 @@ std::optional<std::string> StoreHub::refusal(const Client& client) const {
   return std::nullopt;
 }
 
-bool StoreHub::is_stale(const Client& client) const {
-  return client.who.restart != -1 && client.who.restart != restart_;
-}
+bool StoreHub::is_stale(const Client& client) const { return !is_launcher(client) && client.who.restart != restart_; }
 
 Reply StoreHub::stale(const Client& client) const {
   return {Status::stale, fmt::format("this rank belongs to start {} of the job, which is at restart {}; it must end",
@@ -143,6 +145,7 @@ bool StoreHub::erase(const std::string& key) {
 
 void StoreHub::leave(Client& client) {
   if (!client.present) return;
+  if (is_launcher(client)) return launcher_ended(client);
   client.present = false;
   Rank& rank = ranks_[client.who.rank];
   if (--rank.connections > 0) return;
@@ -150,9 +153,22 @@ void StoreHub::leave(Client& client) {
   put(ended_key(client.who.rank), std::string(kHasLeft));
 }
 
+void StoreHub::launcher_ended(Client& client) {
+  client.present = false;
+  if (--launchers_[client.who.rank] > 0) return;  // a second one with the same number has been sent away
+  try {
+    put(launcher_ended_key(client.who.rank), "1");
+  } catch (const Error&) {  // the store is full; its silence tells the others
+  }
+}
+
 std::optional<int> StoreHub::ended(Client& client) {
   clients_.erase(&client);
   if (!client.present) return std::nullopt;
+  if (is_launcher(client)) {
+    launcher_ended(client);
+    return std::nullopt;
+  }
   client.present = false;
   if (--ranks_[client.who.rank].connections > 0) return std::nullopt;
   if (launched_) return client.who.rank;
@@ -189,7 +205,7 @@ void StoreHub::begin_restart(int restart) {
     return true;
   });
   for (Client* client : clients_) {
-    client->present = false;
+    client->present = client->present && is_launcher(*client);
     if (!is_stale(*client) || client->waits_for.empty()) continue;
     client->waits_for.clear();
     client->answer(stale(*client), true);

@@ -58,6 +58,8 @@ class StoreHub {
   void put(const std::string& key, const std::string& value);
   bool erase(const std::string& key);
   void leave(Client& client);
+  void launcher_ended(Client& client);
+  static bool is_launcher(const Client& client) { return client.who.restart == -1; }
 
   const bool launched_;
   int restart_ = 0;
@@ -65,6 +67,7 @@ class StoreHub {
   std::size_t bytes_ = 0;
   std::set<Client*> clients_;
   std::map<int, Rank> ranks_;
+  std::map<int, int> launchers_;  // connections of each node's
 };
 
 }  // namespace tandem::parallel

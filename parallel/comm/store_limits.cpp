@@ -9,6 +9,8 @@
 
 namespace tandem::parallel {
 
+std::string launcher_ended_key(int node) { return fmt::format("{}ended/{}", kLauncherPrefix, node); }
+
 void put_length(std::string& out, std::size_t length) {
   for (unsigned i = 0; i < 4; ++i) out += static_cast<char>(length >> 8 * i & 0xff);
 }

@@ -17,6 +17,8 @@ inline constexpr double kProofSeconds = 5;            // that a connection has t
 
 /// Of the keys of launchers: they are kept over a restart, and waits for them do not end when a rank is lost.
 inline constexpr std::string_view kLauncherPrefix = "launcher/";
+/// There while no launcher of that node is connected, once one was.
+std::string launcher_ended_key(int node);
 /// Of the keys that say how a rank has ended.
 inline constexpr std::string_view kEndedPrefix = "ended/";
 inline std::string ended_key(int rank) { return std::string(kEndedPrefix) + std::to_string(rank); }

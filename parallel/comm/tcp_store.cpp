@@ -126,7 +126,7 @@ struct TCPStore::State {
   std::vector<std::unique_ptr<Connection>> idle;
   std::atomic<bool> silent = false;  // the last answer did not come
 
-  std::string me() const { return who(options.rank, options.world_size); }
+  std::string me() const { return options.restart == -1 ? "" : who(options.rank, options.world_size); }
   std::string address() const { return fmt::format("{}:{}", options.host, options.port); }
   std::string holder() const { return options.holder < 0 ? "the launcher" : fmt::format("rank {}", options.holder); }
   static Clock::time_point after(double seconds) {

@@ -12,7 +12,7 @@ namespace tandem::parallel {
 struct TCPStoreOptions {
   std::string host = "127.0.0.1";
   int port = 0;
-  int rank = -1;  // of this process; with -1 nobody notices when it ends
+  int rank = -1;  // of this process, or a launcher's node; with -1 nobody notices when it ends
   int world_size = -1;
   double timeout_seconds = 30;  // for the server to come, for each key, and for other answers
   std::string secret = {};      // of the job; the server must know the same

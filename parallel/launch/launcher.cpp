@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_server.h>
 #include <tandem/parallel/launch/guardian.h>
+#include <tandem/parallel/launch/job_processes.h>
 #include <tandem/parallel/launch/launch_control.h>
 #include <tandem/parallel/launch/nodes.h>
 #include <tandem/parallel/launch/rank_environment.h>
@@ -69,6 +72,28 @@ struct Rank {
   }
 };
 
+// Where the program has closed standard streams, no descriptor of the launcher takes their place meanwhile.
+class StandardDescriptors {
+ public:
+  StandardDescriptors() {
+    for (int fd = 0; fd <= STDERR_FILENO; ++fd) {
+      if (fcntl(fd, F_GETFD) >= 0) continue;
+      const int nothing = open("/dev/null", O_RDONLY);
+      taken_[static_cast<std::size_t>(fd)] = nothing == fd;
+      if (nothing != fd) close(nothing);
+    }
+  }
+  ~StandardDescriptors() {
+    for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+      if (taken_[static_cast<std::size_t>(fd)]) close(fd);
+  }
+  StandardDescriptors(const StandardDescriptors&) = delete;
+  StandardDescriptors& operator=(const StandardDescriptors&) = delete;
+
+ private:
+  std::array<bool, STDERR_FILENO + 1> taken_{};
+};
+
 class Launcher {
  public:
   Launcher(const std::vector<std::string>& command, const LaunchOptions& options);
@@ -76,16 +101,18 @@ class Launcher {
   int run();
 
  private:
-  void announce() const;
+  void announce();
   void start(const Nodes& nodes, int restart);
   void start_rank(const Nodes& nodes, int local_rank, int restart, const std::string& log_folder);
   void forget_ranks();
   void step(Nodes& nodes);
   void rank_has_ended(Rank& rank, Nodes& nodes);
+  void report_failure(Rank& rank, Nodes& nodes);
   void take_signals(Nodes* nodes);
   void end_ranks(const Nodes& nodes);
   void send_to_groups(int signal);
-  void report(const Nodes& nodes) const;
+  void report(const Nodes& nodes);
+  void finish_output();
   int exit_code(const Nodes& nodes) const;
   bool running() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.end; });
@@ -93,11 +120,15 @@ class Launcher {
 
   const std::vector<std::string>& command_;
   LaunchOptions options_;
-  Guardian guardian_;  // before any thread of the launcher
+  StandardDescriptors descriptors_;
+  const std::string id_ = to_hex(random_bytes()).substr(0, 16);
+  const std::string entry_ =
+      fmt::format("{}={}", kLauncherIdVariable, id_);  // in the environment of all that ranks start
+  std::optional<Guardian> guardian_;
   std::optional<SignalReceiver> signals_;
   std::string secret_;
   const std::string run_id_ = random_run_id();
-  Variables secret_variable_;
+  Variables own_variables_{{kLauncherIdVariable, id_}};
   std::optional<StoreServer> store_;  // on node 0
   Terminal terminal_;
   int world_size_ = 0;
@@ -110,13 +141,19 @@ class Launcher {
 
 Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions& options)
     : command_(command), options_(checked(command, options)) {
+  struct sigaction child_ends {};
+  sigaction(SIGCHLD, nullptr, &child_ends);
+  check(child_ends.sa_handler != SIG_IGN && (child_ends.sa_flags & SA_NOCLDWAIT) == 0, "launch",
+        "this program ignores SIGCHLD, so that nobody can learn how a rank has ended; call signal(SIGCHLD, SIG_DFL) "
+        "before");
+  guardian_.emplace(entry_);
   if (options_.forward_signals) signals_.emplace();
   const char* file = std::getenv(kSecretFileVariable);
   if (options_.nnodes > 1 || (file != nullptr && *file != '\0')) {
     secret_ = secret_from_environment();
   } else {
     secret_ = random_bytes();
-    secret_variable_ = {{kSecretVariable, to_hex(secret_)}};
+    own_variables_.emplace_back(kSecretVariable, to_hex(secret_));
   }
   if (options_.node_rank != 0) return;
   store_.emplace(StoreServerOptions{
@@ -125,11 +162,12 @@ Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions&
   store_->start();
 }
 
-void Launcher::announce() const {
+void Launcher::announce() {
   if (!options_.announce || !divides_cores()) return;
   const int threads = threads_per_rank(options_);
-  say(fmt::format("{} cores for {} rank{}: {} thread{} each (set OMP_NUM_THREADS to change that)", available_cores(),
-                  options_.nprocs, options_.nprocs == 1 ? "" : "s", threads, threads == 1 ? "" : "s"));
+  terminal_.say(fmt::format("{} cores for {} rank{}: {} thread{} each (set OMP_NUM_THREADS to change that)",
+                            available_cores(), options_.nprocs, options_.nprocs == 1 ? "" : "s", threads,
+                            threads == 1 ? "" : "s"));
 }
 
 int Launcher::run() {
@@ -146,14 +184,16 @@ int Launcher::run() {
       step(nodes);
       if (!running()) nodes.report_done();
     }
+    kill_processes_with(entry_);
     report(nodes);
     if (nodes.restart() && interrupted_ == 0) {
-      say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
+      terminal_.say(fmt::format("restart {} of {}", restart + 1, options_.max_restarts));
       continue;
     }
+    finish_output();
     const int code = exit_code(nodes);
     if (options_.nnodes > 1)
-      say(fmt::format("node {} of {} ends with exit code {}", options_.node_rank, options_.nnodes, code));
+      terminal_.say(fmt::format("node {} of {} ends with exit code {}", options_.node_rank, options_.nnodes, code));
     return code;
   }
 }
@@ -181,12 +221,11 @@ void Launcher::start_rank(const Nodes& nodes, int local_rank, int restart, const
   if (options_.prefix_output) output.emplace("the output", number);
   if (!options_.must_begin.empty()) begin.emplace("the start", number);
   Variables variables = rank_variables(options_, nodes.layout(), local_rank, restart);
-  variables.insert(variables.end(), secret_variable_.begin(), secret_variable_.end());
+  variables.insert(variables.end(), own_variables_.begin(), own_variables_.end());
   if (begin) variables.emplace_back(kBeginVariable, std::to_string(begin->write_end));
   RankProcess process({.rank = number,
                        .command = &command_,
                        .environment = environment_with(variables),
-                       .guardian = guardian_.socket(),
                        .output = output ? output->write_end : -1,
                        .kept = begin ? begin->write_end : -1});
   const std::string log = log_folder.empty() ? std::string() : fmt::format("{}/rank-{}.log", log_folder, number);
@@ -200,13 +239,16 @@ void Launcher::start_rank(const Nodes& nodes, int local_rank, int restart, const
 void Launcher::forget_ranks() {
   for (Rank& r : ranks_)
     if (r.begin >= 0) close(r.begin);
+  if (ranks_.empty()) return;
   ranks_.clear();
+  kill_processes_with(entry_);
 }
 
 // Waits a moment for something to happen, and does what follows from it.
 void Launcher::step(Nodes& nodes) {
   std::vector<pollfd> waits;
-  for (const Rank& r : ranks_) waits.push_back({r.output.pipe(), POLLIN, 0});  // poll ignores negative descriptors
+  const bool full = terminal_.full();  // ranks wait for the reader then
+  for (const Rank& r : ranks_) waits.push_back({full ? -1 : r.output.pipe(), POLLIN, 0});  // poll ignores -1
   for (const Rank& r : ranks_) waits.push_back({r.process.descriptor(), POLLIN, 0});
   poll(waits.data(), waits.size(), kStepMilliseconds);
   std::vector<Rank*> ended;
@@ -221,20 +263,28 @@ void Launcher::step(Nodes& nodes) {
   for (Rank* r : ended) rank_has_ended(*r, nodes);
   take_signals(&nodes);
   end_ranks(nodes);
+  if (!guardian_->alive()) guardian_.emplace(entry_);
 }
 
 void Launcher::rank_has_ended(Rank& rank, Nodes& nodes) {
   rank.process.reap();
   rank.output.finish();
+  const std::string end = rank.end->text();
+  report_failure(rank, nodes);
+  // After the failure, so that what other ranks make of it cannot be taken for the first one.
+  if (options_.nnodes == 1)
+    store_->report_end(rank.number, end);
+  else
+    nodes.report_end(rank.number, end);
+}
+
+void Launcher::report_failure(Rank& rank, Nodes& nodes) {
   const ProcessEnd end = *rank.end;
-  if (store_) store_->report_end(rank.number, end.text());
-  nodes.report_end(rank.number, end.text());
-  const bool begun = rank.has_begun();
-  if (end.good() && begun) return;
+  if (end.good() && rank.has_begun()) return;
   const std::string who = fmt::format("rank {} of {} ", rank.number, world_size_);
-  const std::string how = end.good()      ? fmt::format("ended before it came to {}", options_.must_begin)
-                          : end.by_signal ? end.text()
-                                          : fmt::format("failed with exit code {}", end.number);
+  const std::string how = end.good()                    ? fmt::format("ended before it came to {}", options_.must_begin)
+                          : end.by_signal || !end.known ? end.text()
+                                                        : fmt::format("failed with exit code {}", end.number);
   if (end.good()) rank.end->number = 1;
   const auto& lines = rank.output.last_lines();
   nodes.report_failure({.what = who + how,
@@ -256,8 +306,9 @@ void Launcher::take_signals(Nodes* nodes) {
       continue;
     }
     if (interrupted_ != 0) {
-      sent_ = SIGKILL;
-      send_to_groups(SIGKILL);
+      const bool again = *signal == interrupted_;  // another one comes from a launcher around this one, in its time
+      if (again) sent_ = SIGKILL;
+      send_to_groups(again ? SIGKILL : *signal);
       continue;
     }
     interrupted_ = *signal;
@@ -276,7 +327,7 @@ void Launcher::end_ranks(const Nodes& nodes) {
   const auto now = Clock::now();
   if (!ending_) ending_ = now;
   if (std::exchange(said_, failure->what) != failure->what && (running() || options_.nnodes > 1))
-    say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
+    terminal_.say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
   const int signal = now > *ending_ + 2 * kGraceTime ? SIGKILL : now > *ending_ + kGraceTime ? SIGTERM : 0;
   if (signal == 0 || signal == sent_ || sent_ == SIGKILL) return;
   sent_ = signal;
@@ -288,20 +339,25 @@ void Launcher::send_to_groups(int signal) {
     if (!r.end) r.process.send_to_group(signal);
 }
 
-void Launcher::report(const Nodes& nodes) const {
+void Launcher::report(const Nodes& nodes) {
   const std::optional<Failure> failure = nodes.failure();
   if (!failure || interrupted_ != 0) return;
   std::string text = fmt::format("the job has failed: {}{}{}{}", failure->what, failure->where.empty() ? "" : " (",
                                  failure->where, failure->where.empty() ? "" : ")");
   if (!failure->last_lines.empty())
     text += fmt::format("; its last lines:\n  | {}", fmt::join(failure->last_lines, "\n  | "));
-  say(text);
+  terminal_.say(text);
   for (const Rank& r : ranks_) {
     const std::string name = fmt::format("rank {} of {} ", r.number, world_size_);
     if (r.end->good() || failure->what.starts_with(name)) continue;
     const bool by_us = sent_ != 0 && r.end->by_signal && (r.end->number == SIGTERM || r.end->number == SIGKILL);
-    say(fmt::format("then {}{}", name, by_us ? "was ended by the launcher" : r.end->text()));
+    terminal_.say(fmt::format("then {}{}", name, by_us ? "was ended by the launcher" : r.end->text()));
   }
+}
+
+// Whoever reads the output may take his time, until a signal comes.
+void Launcher::finish_output() {
+  while (interrupted_ == 0 && !terminal_.drain(kStepMilliseconds)) take_signals(nullptr);
 }
 
 int Launcher::exit_code(const Nodes& nodes) const {

@@ -26,6 +26,7 @@ constexpr auto kBeatTime = milliseconds(500);           // between signs of life
 constexpr auto kPause = milliseconds(100);              // between looks into the store
 constexpr auto kRefusedTime = std::chrono::seconds(1);  // a host that refuses connections for so long has no store
 constexpr auto kAudibleTime = milliseconds(500);        // since the last answer
+constexpr auto kStoppedTime = std::chrono::seconds(1);  // a longer pause: this launcher was stopped, not the others
 constexpr auto kLastWait = std::chrono::seconds(5);
 constexpr double kStoreSeconds = 2;  // for one request of a launcher; the job's timeout is for silence as a whole
 
@@ -60,8 +61,9 @@ struct Nodes::State {
   std::condition_variable changed;
   std::vector<std::pair<std::string, std::string>> outbox;
   std::optional<Failure> failure;
+  Clock::time_point failed_at{};
   std::vector<int> lost;
-  bool done = false, settled = false, again = false, stopping = false;
+  bool done = false, posted = false, settled = false, again = false, stopping = false;
   std::thread thread;
 
   bool alone() const { return options.nnodes == 1; }
@@ -76,6 +78,16 @@ struct Nodes::State {
   bool is_lost(int node) const {
     const std::lock_guard lock(mutex);
     return std::find(lost.begin(), lost.end(), node) != lost.end();
+  }
+  // With the lock held.
+  void post(const std::string& k, const std::string& value) {
+    outbox.emplace_back(k, value);
+    posted = true;
+    changed.notify_all();
+  }
+  void has_failed(const Failure& f) {
+    if (!failure) failed_at = Clock::now();
+    failure = f;
   }
   bool may_restart(const std::optional<Failure>& f) const {
     return f && !f->final && restart_count < options.max_restarts;
@@ -98,6 +110,8 @@ void Nodes::State::connect(Clock::time_point limit, FunctionRef<bool()> stop) {
     try {
       store = std::make_unique<TCPStore>(TCPStoreOptions{.host = options.master_addr,
                                                          .port = options.master_port,
+                                                         .rank = me(),
+                                                         .world_size = options.nnodes,
                                                          .timeout_seconds = kStoreSeconds,
                                                          .secret = secret,
                                                          .restart = -1});
@@ -165,15 +179,20 @@ void Nodes::State::lose(int node, const std::string& how) {
   const Member& m = members[static_cast<std::size_t>(node)];
   const int first = first_ranks[static_cast<std::size_t>(node)], last = first + m.nprocs - 1;
   const std::string ranks = first == last ? fmt::format("rank {}", first) : fmt::format("ranks {} to {}", first, last);
-  Failure f{.what = fmt::format("node {} of {} with {} {}", node, options.nnodes, ranks, how),
-            .where = fmt::format("host {}", m.host),
-            .final = true};
+  const Failure f{.what = fmt::format("node {} of {} with {} {}", node, options.nnodes, ranks, how),
+                  .where = fmt::format("host {}", m.host),
+                  .final = true};
+  bool is_cause = false;  // of what ranks die of after the node's last sign of life
+  {
+    const std::lock_guard lock(mutex);
+    is_cause = !failure || (lost.empty() && failed_at > heard[static_cast<std::size_t>(node)]);
+    if (is_cause) has_failed(f);
+  }
+  if (me() == 0 && is_cause) store->set(key("failure"), to_text(f));  // before ranks learn of it
   if (me() == 0)
     for (int r = first; r <= last; ++r)
       store->set(ended_key(r), fmt::format("was on node {} (host {}), which {}", node, m.host, how));
   const std::lock_guard lock(mutex);
-  // What ranks die of then is this.
-  if (lost.empty()) failure = f;
   lost.push_back(node);
   if (node == 0) settled = true;  // there is nobody left to agree with
 }
@@ -201,13 +220,15 @@ void Nodes::State::look(Clock::time_point& next_beat) {
       const auto at = static_cast<std::size_t>(i);
       const std::string beat = read(key("beat", i));
       if (std::exchange(beats[at], beat) != beat) heard[at] = Clock::now();
+      if (i != 0 && !read(launcher_ended_key(i)).empty() && read(key("read", i)).empty())
+        lose(i, "has lost its launcher");
     }
     next_beat = now + kBeatTime;
   }
   const std::string verdict = read(key("verdict"));  // before the failure, which it is about
   if (const std::string text = read(key("failure")); !text.empty()) {
     const std::lock_guard lock(mutex);
-    if (lost.empty()) failure = failure_from(text);
+    if (lost.empty()) has_failed(failure_from(text));
   }
   heard[0] = me() == 0 ? heard[0] : std::max(heard[0], now);  // its store answers
   settle(verdict);
@@ -261,7 +282,10 @@ void Nodes::State::watch() {
     {
       std::unique_lock lock(mutex);
       if (stopping || settled) return;
-      changed.wait_for(lock, kPause, [&] { return stopping; });
+      const auto begin = Clock::now();
+      changed.wait_for(lock, kPause, [&] { return stopping || posted; });
+      if (Clock::now() > begin + kStoppedTime) heard.assign(heard.size(), Clock::now());
+      posted = false;
     }
     try {
       look(next_beat);
@@ -323,15 +347,14 @@ std::string Nodes::here() const {
 }
 
 void Nodes::report_end(int rank, const std::string& text) {
-  if (state_->alone() || state_->me() == 0) return;  // the launcher has the store itself
   const std::lock_guard lock(state_->mutex);
-  state_->outbox.emplace_back(ended_key(rank), text);
+  state_->post(ended_key(rank), text);
 }
 
 void Nodes::report_failure(const Failure& failure) {
   const std::lock_guard lock(state_->mutex);
-  if (!state_->failure) state_->failure = failure;
-  if (!state_->alone()) state_->outbox.emplace_back(state_->key("failure"), to_text(failure));
+  if (!state_->failure) state_->has_failed(failure);
+  if (!state_->alone()) state_->post(state_->key("failure"), to_text(failure));
 }
 
 std::optional<Failure> Nodes::failure() const {
@@ -343,7 +366,7 @@ void Nodes::report_done() {
   const std::lock_guard lock(state_->mutex);
   if (std::exchange(state_->done, true)) return;
   if (!state_->alone()) {
-    state_->outbox.emplace_back(state_->key("done", state_->me()), "1");
+    state_->post(state_->key("done", state_->me()), "1");
     return;
   }
   state_->settled = true;

@@ -29,7 +29,7 @@ class Nodes {
   /// " on host a", and with several nodes which one.
   std::string here() const;
 
-  /// A rank of this node has ended: the others' calls learn of it.
+  /// A rank of this node has ended: the others' calls learn of it, after what was reported before. For several nodes.
   void report_end(int rank, const std::string& text);
   /// The first one, on whichever node, is what `failure` tells.
   void report_failure(const Failure& failure);

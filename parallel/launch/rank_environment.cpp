@@ -8,7 +8,7 @@
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/start_environment.h>
-#include <tandem/parallel/launch/guardian.h>
+#include <tandem/parallel/launch/job_processes.h>
 #include <tandem/tensor/error.h>
 #include <tandem/tensor/threads.h>
 
@@ -18,6 +18,8 @@ namespace tandem::parallel {
 namespace {
 
 constexpr const char* kOp = "launch";
+constexpr int kMaxNodes = 1 << 16;
+constexpr double kLeastTimeout = 0.1;
 
 std::string quoted(const std::string& text) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
@@ -38,9 +40,9 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(!command.empty() && !command[0].empty(), kOp, "there is no program to start");
   check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kOp, "{} processes on a host were asked for; give 1 to {}",
         o.nprocs, kMaxRanksPerNode);
-  check(o.nnodes >= 1, kOp, "{} nodes were asked for; give at least 1", o.nnodes);
-  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: there are {} nodes",
-        o.node_rank, o.nnodes);
+  check(o.nnodes >= 1 && o.nnodes <= kMaxNodes, kOp, "{} nodes were asked for; give 1 to {}", o.nnodes, kMaxNodes);
+  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: give 0 to {}", o.node_rank,
+        o.nnodes - 1);
   check(o.max_restarts >= 0, kOp, "{} restarts were asked for; give 0 or more", o.max_restarts);
   check(o.master_port >= 0 && o.master_port <= 65535, kOp, "port {} is out of range: give 1 to 65535", o.master_port);
   check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kOp,
@@ -53,10 +55,12 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(!o.tee || !o.log_dir.empty(), kOp, "--tee copies what goes into logs; give --log-dir too, or leave it out");
   if (o.master_addr.empty()) o.master_addr = "127.0.0.1";
   o.timeout_seconds = timeout_or_default(kOp, o.timeout_seconds);
+  check(o.timeout_seconds >= kLeastTimeout, kOp, "a timeout of {} s was asked for; give {} s or more",
+        o.timeout_seconds, kLeastTimeout);
   return o;
 }
 
-bool divides_cores() { return std::getenv("OMP_NUM_THREADS") == nullptr; }
+bool divides_cores() { return !is_set("OMP_NUM_THREADS"); }
 int threads_per_rank(const LaunchOptions& o) { return std::max(1, available_cores() / o.nprocs); }
 
 Variables rank_variables(const LaunchOptions& o, const Layout& layout, int local_rank, int restart) {
@@ -94,16 +98,17 @@ std::vector<std::string> environment_with(const Variables& variables) {
 
 std::string describe_launch(const std::vector<std::string>& command, const LaunchOptions& options) {
   const LaunchOptions o = checked(command, options);
-  // Other nodes would tell how many ranks they have; here they are taken to have as many.
   const Layout layout{.first_rank = o.node_rank * o.nprocs, .world_size = o.nnodes * o.nprocs, .run_id = "(random)"};
   std::string text;
   for (int r = 0; r < o.nprocs; ++r) {
     std::vector<std::string> words;
     for (const auto& [name, value] : rank_variables(o, layout, r, 0)) words.push_back(name + "=" + quoted(value));
     if (o.nnodes == 1 && !is_set(kSecretFileVariable)) words.push_back(fmt::format("{}='(random)'", kSecretVariable));
+    words.push_back(fmt::format("{}='(random)'", kLauncherIdVariable));
     for (const std::string& word : command) words.push_back(quoted(word));
     text += fmt::format("{}\n", fmt::join(words, " "));
   }
+  if (o.nnodes > 1) text += fmt::format("# if each of the {} nodes has {} ranks (-n)\n", o.nnodes, o.nprocs);
   return text;
 }
 

@@ -10,6 +10,8 @@ namespace tandem::parallel {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+inline constexpr int kMaxRanksPerNode = 4096;
+
 /// Where this node's ranks are among all.
 struct Layout {
   int first_rank = 0, world_size = 1;

@@ -25,30 +25,6 @@ bool readable(int fd) {
 
 }  // namespace
 
-void say(std::string_view text) {
-  const std::string line = fmt::format("tandem: {}\n", text);
-  (void)!std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
-void Terminal::write_line(int rank, std::string_view line) {
-  const std::string text = fmt::format("[{}] {}\n", rank, line);
-  if (written_ && std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) give_up();
-}
-
-void Terminal::flush() {
-  if (written_ && std::fflush(stdout) != 0) give_up();
-}
-
-void Terminal::give_up() {
-  written_ = false;
-  fail(fmt::format("the ranks' output cannot be written: {}", std::strerror(errno)));
-}
-
-void Terminal::fail(std::string_view text) {
-  failed_ = true;
-  say(text);
-}
-
 std::string make_log_folder(const std::string& folder, int restart, Terminal& terminal) {
   std::string path = restart == 0 ? folder : fmt::format("{}/restart-{}", folder, restart);
   std::error_code error;

@@ -1,28 +1,13 @@
-// The output of ranks: whole lines on the terminal behind the rank's number, a log for each rank, and the last lines.
+// The output of ranks: whole lines for the terminal, a log for each rank, and the last lines.
 #pragma once
 #include <cstdio>
 #include <deque>
 #include <string>
 #include <string_view>
 
+#include <tandem/parallel/launch/terminal.h>
+
 namespace tandem::parallel {
-
-/// A sentence of the launcher on standard error, whether or not it can be written.
-void say(std::string_view text);
-
-/// Standard output, for the lines of all ranks. What cannot be written is said once, and ends no rank.
-class Terminal {
- public:
-  void write_line(int rank, std::string_view line);
-  void flush();
-  /// Says that output is lost.
-  void fail(std::string_view text);
-  bool failed() const { return failed_; }
-
- private:
-  void give_up();
-  bool written_ = true, failed_ = false;
-};
 
 /// Where the lines of a rank go.
 struct RankOutputOptions {

@@ -9,10 +9,11 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
-#include <tandem/parallel/launch/guardian.h>
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
@@ -25,12 +26,22 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+// Whether the program is there, as execvpe looks for it.
+bool exists(const std::string& program) {
+  if (program.find('/') != std::string::npos) return access(program.c_str(), F_OK) == 0;
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (access(fmt::format("{}/{}", folder.empty() ? "." : folder, program).c_str(), F_OK) == 0) return true;
+  return false;
+}
+
 void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strlen(text)); }
 
 // The child's life up to the program. Only async-signal-safe calls.
-[[noreturn]] void become(const RankProcessOptions& o, char* const* arguments, char* const* variables, pid_t launcher) {
+[[noreturn]] void become(const RankProcessOptions& o, char* const* arguments, char* const* variables, pid_t launcher,
+                         bool is_there) {
   setpgid(0, 0);
-  Guardian::group_started(o.guardian, getpid());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(1);
   // A process in the background that reads from the terminal would be stopped.
@@ -47,7 +58,13 @@ void write_text(const char* text) { (void)!write(STDERR_FILENO, text, std::strle
   const int error = errno;
   write_text("tandem: cannot start ");
   write_text(arguments[0]);
-  write_text(error == ENOENT ? ": no such program\n" : ": it is not an executable file\n");
+  write_text(error == ENOENT && is_there
+                 ? ": the interpreter that its first line (#!) or the file itself names is missing"
+             : error == ENOENT ? ": no such program"
+             : error == EACCES ? ": it is not an executable file"
+                               : ": ");
+  if (error != ENOENT && error != EACCES) write_text(strerrordesc_np(error));
+  write_text("\n");
   _exit(127);
 }
 
@@ -59,14 +76,16 @@ std::string signal_name(int signal) {
 }
 
 std::string ProcessEnd::text() const {
+  if (!known) return "has ended, and another part of the program that started it has taken the news of how";
   return by_signal ? "was killed by " + signal_name(number) : fmt::format("ended with exit code {}", number);
 }
 
-RankProcess::RankProcess(const RankProcessOptions& options) : guardian_(options.guardian) {
+RankProcess::RankProcess(const RankProcessOptions& options) {
   const std::vector<char*> arguments = pointers(*options.command), variables = pointers(options.environment);
   const pid_t launcher = getpid();
+  const bool is_there = exists(options.command->front());
   pid_ = fork();
-  if (pid_ == 0) become(options, arguments.data(), variables.data(), launcher);
+  if (pid_ == 0) become(options, arguments.data(), variables.data(), launcher, is_there);
   check(pid_ > 0, "launch", "rank {} cannot be started: {}", options.rank, std::strerror(errno));
   setpgid(pid_, pid_);  // here too, so that signals reach the group from now on
   descriptor_ = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
@@ -79,22 +98,33 @@ RankProcess::~RankProcess() {
 }
 
 RankProcess::RankProcess(RankProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      guardian_(other.guardian_) {}
+    : pid_(std::exchange(other.pid_, -1)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+// Looks at the end of the process; false when another part of the program has taken it, or ignores such signals. Then
+// the number may be another's, and gets no signal.
+bool RankProcess::look(siginfo_t& info, int options) const {
+  const bool known = descriptor_ >= 0;
+  for (;;) {
+    info = {};
+    if (waitid(known ? P_PIDFD : P_PID, static_cast<id_t>(known ? descriptor_ : pid_), &info, WEXITED | options) == 0)
+      return true;
+    if (errno != EINTR) return false;
+  }
+}
 
 void RankProcess::send(int signal) const {
-  if (pid_ > 0) kill(pid_, signal);
+  siginfo_t info;
+  if (pid_ > 0 && look(info, WNOHANG | WNOWAIT)) kill(pid_, signal);
 }
 
 void RankProcess::send_to_group(int signal) const {
-  if (pid_ > 0) kill(-pid_, signal);
+  siginfo_t info;
+  if (pid_ > 0 && look(info, WNOHANG | WNOWAIT)) kill(-pid_, signal);
 }
 
 std::optional<ProcessEnd> RankProcess::ended() const {
-  siginfo_t info{};
-  if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
-    return ProcessEnd{.number = 1};  // the program ignores SIGCHLD, so nobody knows
+  siginfo_t info;
+  if (!look(info, WNOHANG | WNOWAIT)) return ProcessEnd{.number = 1, .known = false};
   if (info.si_pid == 0) return std::nullopt;
   return ProcessEnd{.by_signal = info.si_code != CLD_EXITED, .number = info.si_status};
 }
@@ -102,9 +132,8 @@ std::optional<ProcessEnd> RankProcess::ended() const {
 void RankProcess::reap() {
   if (pid_ < 0) return;
   send_to_group(SIGKILL);
-  Guardian::group_ended(guardian_, pid_);
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  siginfo_t info;
+  look(info, 0);
   if (descriptor_ >= 0) close(descriptor_);
   pid_ = descriptor_ = -1;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <signal.h>
 #include <sys/types.h>
 
 namespace tandem::parallel {
@@ -14,7 +15,8 @@ std::string signal_name(int signal);
 /// How a process has ended.
 struct ProcessEnd {
   bool by_signal = false;
-  int number = 0;  // the signal, or the exit code
+  int number = 0;     // the signal, or the exit code
+  bool known = true;  // not where another part of the program has waited for the process
   bool good() const { return !by_signal && number == 0; }
   int exit_code() const { return by_signal ? 128 + number : number; }
   /// "was killed by signal 9 (Killed)", or "ended with exit code 3".
@@ -26,7 +28,6 @@ struct RankProcessOptions {
   int rank = 0;
   const std::vector<std::string>* command = nullptr;
   std::vector<std::string> environment = {};  // NAME=value
-  int guardian = -1;                          // see Guardian::socket
   int output = -1;                            // what becomes standard output and error; -1: the launcher's
   int kept = -1;                              // a descriptor that the rank gets as it is; all others are closed
 };
@@ -52,8 +53,10 @@ class RankProcess {
   void reap();
 
  private:
+  bool look(siginfo_t& info, int options) const;
+
   pid_t pid_ = -1;
-  int descriptor_ = -1, guardian_ = -1;
+  int descriptor_ = -1;
 };
 
 }  // namespace tandem::parallel

@@ -96,39 +96,51 @@ struct SpawnHandle::State {
   std::thread thread;
 };
 
+SpawnHandle::State& SpawnHandle::state() const {
+  check(state_ != nullptr, "SpawnHandle", "this handle was moved to another one, which has the processes");
+  return *state_;
+}
+
 SpawnHandle::SpawnHandle(std::unique_ptr<State> state) : state_(std::move(state)) {}
 SpawnHandle::SpawnHandle(SpawnHandle&& other) noexcept = default;
 SpawnHandle& SpawnHandle::operator=(SpawnHandle&& other) noexcept = default;
 SpawnHandle::~SpawnHandle() = default;
 
 int SpawnHandle::wait() {
-  std::unique_lock lock(state_->mutex);
-  state_->ended.wait(lock, [this] { return state_->result.has_value(); });
-  if (state_->error) std::rethrow_exception(state_->error);
-  return *state_->result;
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  s.ended.wait(lock, [&] { return s.result.has_value(); });
+  if (s.error) std::rethrow_exception(s.error);
+  return *s.result;
 }
 
 bool SpawnHandle::wait(double seconds) {
-  std::unique_lock lock(state_->mutex);
-  return state_->ended.wait_for(lock, std::chrono::duration<double>(std::min(seconds, 1e9)),
-                                [this] { return state_->result.has_value(); });
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  return s.ended.wait_for(lock, std::chrono::duration<double>(std::min(seconds, 1e9)),
+                          [&] { return s.result.has_value(); });
 }
 
 bool SpawnHandle::running() const {
-  const std::lock_guard lock(state_->mutex);
-  return !state_->result;
+  const State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return !s.result;
 }
 
-std::vector<int> SpawnHandle::pids() const { return state_->control.pids(); }
-void SpawnHandle::kill() { state_->control.kill(); }
+std::vector<int> SpawnHandle::pids() const { return state().control.pids(); }
+void SpawnHandle::kill() { state().control.kill(); }
 
 SpawnHandle spawn(FunctionRef<void(int, int)> function, SpawnOptions options, const char* file, int line) {
   check(options.nprocs >= 1, "spawn", "{} processes were asked for; give at least 1", options.nprocs);
   check(!in_child, "spawn", "was called by a process that spawn started; start all processes in one call");
+  const char* wanted = std::getenv(kSpawnCallVariable);
+  static const std::thread::id first_caller = std::this_thread::get_id();
+  check(wanted != nullptr || first_caller == std::this_thread::get_id(), "spawn",
+        "was called by a second thread; call it from one thread, since a process finds its call by counting calls");
   static std::atomic<int> calls = 0;
   const std::string call = fmt::format("{}:{}:{}", ++calls, file, line);
   auto state = std::make_unique<SpawnHandle::State>();
-  if (const char* wanted = std::getenv(kSpawnCallVariable); wanted != nullptr) {
+  if (wanted != nullptr) {
     if (call == wanted) run_child(function, options.nprocs);
     state->result = 0;  // an earlier call of the program that started this process
     return SpawnHandle(std::move(state));

@@ -13,7 +13,7 @@ struct SpawnOptions {
   bool join = true;
 };
 
-/// The processes that a call of spawn has started. They end with this object.
+/// The processes that a call of spawn has started. They end with this object. One that was moved from throws Error.
 class SpawnHandle {
  public:
   SpawnHandle(SpawnHandle&& other) noexcept;
@@ -35,6 +35,7 @@ class SpawnHandle {
  private:
   friend SpawnHandle spawn(FunctionRef<void(int, int)>, SpawnOptions, const char*, int);
   struct State;
+  State& state() const;
   explicit SpawnHandle(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
@@ -42,8 +43,10 @@ class SpawnHandle {
 /// Starts this program again `nprocs` times; each new process runs main up to this call, calls function(rank, nprocs),
 /// and ends there. What main does before this call is done in every process; one whose main ends without coming to it
 /// has failed. (In the processes of a later call, this one returns at once, as if all had ended well.) With `join` the
-/// call returns when all have ended; meanwhile signals that would end this program are passed on to them. Error when
-/// they cannot be started. The last two parameters tell this call from others and are not to be given.
+/// call returns when all have ended; meanwhile signals that would end this program are passed on to them. Without it,
+/// keep the handle: a statement that drops it ends the ranks at once. All calls come from one thread. Error when they
+/// do not, or the processes cannot be started. The last two parameters tell this call from others and are not to be
+/// given.
 SpawnHandle spawn(FunctionRef<void(int rank, int nprocs)> function, SpawnOptions options,
                   const char* file = __builtin_FILE(), int line = __builtin_LINE());
 

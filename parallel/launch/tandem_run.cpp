@@ -1,8 +1,12 @@
 // tandem-run: starts a program once for each rank.
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +56,12 @@ int count_of_ranks(const std::string& text) {
   return count;
 }
 
+int print(const std::string& text) {
+  const bool written = std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+  if (!written) fmt::print(stderr, "tandem-run: the output cannot be written: {}\n", std::strerror(errno));
+  return written ? 0 : 1;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{kDescription, "tandem-run"};
   tandem::parallel::LaunchOptions options{.announce = true, .forward_signals = true};
@@ -71,8 +81,9 @@ int run(int argc, char** argv) {
   app.add_option("--master-port", options.master_port,
                  "Port of the store on node 0; 0: given by the system, for one host");
   app.add_option("--max-restarts", options.max_restarts, "How often all ranks are started again when one has failed");
-  app.add_option("--log-dir", options.log_dir,
-                 "Folder for each rank's output: rank-0.log and so on (default: output goes to the terminal)");
+  const CLI::Option* log_dir =
+      app.add_option("--log-dir", options.log_dir,
+                     "Folder for each rank's output: rank-0.log and so on (default: output goes to the terminal)");
   app.add_flag("--tee", options.tee, "With --log-dir: output goes to the terminal as well (default: off)");
   app.add_option("--timeout", options.timeout_seconds,
                  "Seconds that ranks wait for a silent rank, and hosts for each other; 0: TANDEM_TIMEOUT, or 30");
@@ -93,22 +104,27 @@ int run(int argc, char** argv) {
     check(marked || !command[0].starts_with("-"), "tandem-run",
           "there is no option {}; the program comes after the options", command[0]);
     options.nprocs = count_of_ranks(nprocs);
-    if (dry_run) fmt::print("{}", tandem::parallel::describe_launch(command, options));
+    check(log_dir->count() == 0 || !options.log_dir.empty(), "tandem-run", "--log-dir is empty; give a folder");
+    const std::string description = tandem::parallel::describe_launch(command, options);  // checks the options
+    if (dry_run) return print(description);
   } catch (const tandem::Error& e) {
     fmt::print(stderr, "{}\ntandem-run --help lists the options\n", e.what());
     return 2;
   }
-  return dry_run ? 0 : tandem::parallel::launch(command, options);
+  return tandem::parallel::launch(command, options);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Standard streams that are closed stay unusable, instead of becoming whatever is opened next.
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDONLY);
   signal(SIGCHLD, SIG_DFL);  // some that start programs ignore it, and then nobody learns how a process has ended
   try {
     return run(argc, argv);
   } catch (const tandem::Error& e) {
-    fmt::print(stderr, "{}\n", e.what());
+    fmt::print(stderr, "tandem: {}\n", e.what());
     return 1;
   }
 }

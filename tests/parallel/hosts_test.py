@@ -4,6 +4,8 @@
 usage: hosts_test.py TANDEM_RUN HOSTS_PROGRAM
 """
 
+import contextlib
+import ctypes
 import os
 import re
 import secrets
@@ -15,11 +17,21 @@ import threading
 import time
 
 RUN, PROGRAM = map(os.path.abspath, sys.argv[1:3])
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLEAN = {k: v for k, v in os.environ.items() if not re.match("OMP_NUM_THREADS|TANDEM_|RANK|WORLD_SIZE|GLOO_", k)}
 
 
 def ip(*arguments, check=True):
     return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True, timeout=30).stdout
+
+
+def end_with_the_test():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end(number, _):
+    sys.exit(128 + number)
 
 
 class Hosts:
@@ -47,10 +59,13 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # what is begun here comes to its end
         for name in [*self.names, self.switch]:
             for pid in self.pids(name):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             ip("netns", "delete", name, check=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def pids(self, name):
         return [int(pid) for pid in ip("netns", "pids", name, check=False).split()]
@@ -70,7 +85,8 @@ class Node:
                    "--node-rank", str(node), "--master-addr", "10.77.0.1", "--master-port", "29500", *arguments, PROGRAM,
                    *program]
         self.process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        env={**CLEAN, "OMP_NUM_THREADS": "1", "TANDEM_SECRET_FILE": SECRET.name})
+                                        env={**CLEAN, "OMP_NUM_THREADS": "1", "TANDEM_SECRET_FILE": SECRET.name},
+                                        preexec_fn=end_with_the_test)
         self.lines = []
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
@@ -182,6 +198,8 @@ def check_lost_launcher():
     print("a launcher that is killed: named by the other, and its ranks end", flush=True)
 
 
+for number in ENDING:
+    signal.signal(number, end)
 if os.geteuid() != 0:
     print("skipped: network namespaces need root")
     sys.exit(77)

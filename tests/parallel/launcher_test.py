@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 RUN = sys.argv[1]
@@ -94,6 +95,8 @@ def check_cores():
     assert sorted(done.stdout.splitlines()) == [f"[{r}] {threads}" for r in range(2)], done
     done = announced("-n", "cpu", *SHELL, "echo $WORLD_SIZE")
     assert len(done.stdout.splitlines()) == CORES and f"[0] {CORES}\n" in done.stdout, done
+    done = run("-n", 1, *SHELL, "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="")
+    assert done.stdout == f"[0] {CORES}\n", "an empty text is no number"
     done = run("-n", 1, *SHELL, "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7")
     assert done.stdout == "[0] 7\n" and not done.stderr, done
 
@@ -115,9 +118,12 @@ def check_command_line():
         (["--max-restarts", "-1", "true"], "-1 restarts were asked for"),
         (["--max-restarts", "many", "true"], "--max-restarts"),
         (["--timeout", "-1", "true"], "timeout_seconds is -1; it must be positive"),
+        (["--timeout", "1e-9", "true"], "a timeout of 1e-09 s was asked for; give 0.1 s or more"),
+        (["--log-dir", "", "true"], "--log-dir is empty"),
+        (["--nnodes", "1000000", "--node-rank", "999999", "true"], "1000000 nodes were asked for; give 1 to 65536"),
         (["--timeout", "nan", "true"], "timeout_seconds is nan; it must be positive"),
         (["--nnodes", "0", "true"], "0 nodes were asked for"),
-        (["--node-rank", "1", "true"], "node rank 1 is out of range: there are 1 nodes"),
+        (["--node-rank", "1", "true"], "node rank 1 is out of range: give 0 to 0"),
         (["--master-port", "70000", "true"], "port 70000 is out of range"),
         (["--nnodes", "2", "true"], "several nodes need --master-addr"),
         (["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "1", "true"],
@@ -125,11 +131,12 @@ def check_command_line():
         (["--tee", "true"], "give --log-dir too"),
     ]:
         done = run(*arguments)
-        assert done.returncode in (1, 2) and text in done.stderr and not done.stdout, done
+        assert done.returncode == 2 and text in done.stderr and not done.stdout, done
+        assert done.stderr.endswith("\ntandem-run --help lists the options\n"), done
         dry = run("--dry-run", *arguments)
         assert dry.returncode == 2 and text in dry.stderr, dry
     done = run("true", TANDEM_TIMEOUT="soon")
-    assert done.returncode == 1 and "TANDEM_TIMEOUT is 'soon'; it must be a positive number of seconds" in done.stderr
+    assert done.returncode == 2 and "TANDEM_TIMEOUT is 'soon'; it must be a positive number of seconds" in done.stderr
     done = run("-n", "gpu", *SHELL, "exit 0")
     assert done.returncode == 0 or "-n gpu starts one process a GPU, and there is none here" in done.stderr, done
     done = run("--help")
@@ -147,11 +154,12 @@ def check_dry_run():
     expected = ["RANK={0} LOCAL_RANK={1} GROUP_RANK=1 ROLE_RANK={0} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 ROLE_WORLD_SIZE=4 "
                 "MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 TANDEM_LAUNCHER_STORE=1 RESTART_COUNT=0 "
                 "TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=3 TORCHELASTIC_RUN_ID='(random)' "
-                "TANDEM_TIMEOUT=5 './no such program' 'it'\\''s'".format(2 + r, r) for r in range(2)]
+                "TANDEM_TIMEOUT=5 TANDEM_LAUNCHER_ID='(random)' './no such program' 'it'\\''s'".format(2 + r, r) for r in range(2)]
+    expected.append("# if each of the 2 nodes has 2 ranks (-n)")
     assert done.returncode == 0 and done.stdout.splitlines() == expected, done
     done = run("--dry-run", "true")
     assert "MASTER_ADDR=127.0.0.1 MASTER_PORT='(given by the system)'" in done.stdout, done
-    assert done.stdout.endswith("TANDEM_SECRET='(random)' true\n"), done
+    assert done.stdout.endswith("TANDEM_SECRET='(random)' TANDEM_LAUNCHER_ID='(random)' true\n"), done
 
 
 def check_failures():
@@ -174,6 +182,14 @@ def check_failures():
     done = run("-n", 1, "/no/such/program")
     assert done.returncode == 127 and "tandem: cannot start /no/such/program: no such program" in done.stdout, done
     assert "  | tandem: cannot start /no/such/program: no such program\n" in done.stderr, done
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "no-interpreter")
+        with open(script, "w", encoding="ascii") as file:
+            file.write("#!/no/such/interpreter\n")
+        os.chmod(script, 0o755)
+        for name in (script, "no-interpreter"):
+            done = run("-n", 1, name, PATH=CLEAN["PATH"] + ":" + folder)
+            assert done.returncode == 127 and f"tandem: cannot start {name}: the interpreter that its first line (#!)" in done.stdout, done
     done = run("-n", 1, "/etc/passwd")
     assert done.returncode == 127 and "tandem: cannot start /etc/passwd: it is not an executable file" in done.stdout, done
 
@@ -192,6 +208,42 @@ def check_output():
     assert sorted(done.stdout.splitlines()) == ["[0] /dev/null", "[1] /dev/null"], "standard input is empty"
     done = run("-n", 2, *SHELL, "ls /proc/self/fd | wc -l")
     assert done.stdout.split()[1::2] == ["4", "4"], "ranks inherit the standard streams alone"
+
+
+def check_closed_output():
+    # A long line whose rest would be a message to another process, if that had got the descriptor.
+    line = "[ $RANK = 0 ] && head -c 4092 /dev/zero | tr '\\0' x && echo; sleep 0.3; exit $((7 * $RANK))"
+    for ranks, code in [(1, 1), (2, 7)]:
+        done = run_closed("-n", ranks, *SHELL, line)
+        assert done.returncode == code and "tandem: the ranks' output cannot be written: Bad file descriptor\n" in done.stderr, done
+    assert run_closed("--dry-run", "true").returncode == 1
+    with tempfile.TemporaryDirectory() as folder:
+        assert run_closed("-n", 1, "--log-dir", folder, *SHELL, "echo text").returncode == 0
+        assert text_of(folder, "rank-0.log") == "text\n"
+
+
+def run_closed(*arguments):
+    return subprocess.run([*SHELL, 'exec "$@" >&-', "sh", RUN, *map(str, arguments)], stderr=subprocess.PIPE, text=True,
+                          timeout=60, env={**CLEAN, "OMP_NUM_THREADS": "1"}, check=False)
+
+
+def check_unread_output():
+    # Nobody reads: deaths, graces and signals are seen to all the same.
+    job = start("-n", 2, "--max-restarts", 1, *SHELL, "[ $RANK = 0 ] && { sleep 0.5; exit 3; }; exec yes")
+    deaf = threading.Timer(30, job.kill)
+    deaf.start()
+    assert any("restart 1 of 1" in line for line in job.stderr), "the launcher did not act"
+    deaf.cancel()
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=20) == 143
+    job.stdout.close()
+    job.stderr.close()
+    # Whoever reads late gets all of it.
+    job = start("-n", 1, *SHELL, "seq 200000")
+    time.sleep(1)
+    assert job.poll() is None
+    done = finish(job)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 200000, done.returncode
 
 
 def check_logs():
@@ -264,6 +316,15 @@ def check_signals():
     time.sleep(0.3)
     job.send_signal(signal.SIGTERM)
     assert finish(job).returncode == 143 and time.time() - begin < 3 and not any(map(alive, pids))
+    # Another one comes from a launcher around this one, which has its own times.
+    job = start("-n", 1, *SHELL, "trap 'echo got INT' INT; trap 'sleep 0.3; echo got TERM; exit 0' TERM; echo $$; "
+                                 "while true; do sleep 0.05; done")
+    numbers(job, 1)
+    job.send_signal(signal.SIGINT)
+    assert job.stdout.readline() == "[0] got INT\n"
+    job.send_signal(signal.SIGTERM)
+    done = finish(job)
+    assert done.returncode == 130 and done.stdout.endswith("[0] got TERM\n"), done
     # What is ignored, as under nohup, stays ignored.
     job = subprocess.Popen([*SHELL, f"trap '' HUP; exec {RUN} -n 1 sh -c 'echo $$; sleep 1; echo through'"],
                            stdout=subprocess.PIPE, text=True)
@@ -289,14 +350,35 @@ def check_nothing_is_left():
     job = start("-n", 2, *SHELL, background + "[ $RANK = 1 ] && exit 2; sleep 1000")
     pids = numbers(job, 2)
     assert finish(job).returncode == 2 and all_end(pids, 2)
-    # What has made a session of its own is not followed, but does not hold the launcher either.
-    job = start("-n", 1, *SHELL, "setsid sleep 1000 & echo $!; sleep 0.3; exit 0")
-    pids = numbers(job, 1)
-    try:
-        assert job.wait(timeout=60) == 0 and alive(pids[0])
-    finally:
-        os.kill(pids[0], signal.SIGKILL)
-        job.communicate(timeout=60)
+    # Groups and sessions of its own, as timeout and setsid make them, change nothing.
+    own = "timeout 1000 sh -c 'echo $$; exec sleep 1000' & setsid sh -c 'echo $$; exec sleep 1000' & sleep 1; "
+    for end in ("exit 0", "exit 3"):
+        job = start("-n", 1, *SHELL, own + end)
+        pids = numbers(job, 2)
+        assert finish(job).returncode == int(end[-1]) and all_end(pids, 2), end
+    # A guardian that somebody has killed is replaced.
+    job = start("-n", 1, *SHELL, own + "sleep 1000")
+    pids = numbers(job, 2)
+    first = guardian_of(job.pid)
+    os.kill(first, signal.SIGKILL)
+    end = time.time() + 10
+    while guardian_of(job.pid) in (None, first) and time.time() < end:
+        time.sleep(0.02)
+    job.kill()
+    job.wait(timeout=60)
+    assert all_end(pids, 5), pids
+    job.communicate(timeout=60)
+
+
+def guardian_of(launcher):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as command, open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+                if b"tandem-guardian" in command.read() and int(stat.read().rsplit(")", 1)[1].split()[1]) == launcher:
+                    return int(pid)
+        except OSError:
+            pass
+    return None
 
 
 def check_two_jobs():
@@ -312,6 +394,9 @@ def check_two_jobs():
     assert finish(job).returncode == 143
 
 
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_DFL)  # a shell cannot trap what nohup has made ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for name, check in list(globals().items()):
     if name.startswith("check_"):
         begin = time.time()

@@ -78,6 +78,14 @@ def check_failures():
         assert code == 137 and "tandem: rank 2 of 3 was killed by signal 9 (Killed); the other ranks are ended\n" in err
         assert re.search(r"the job has failed: rank 2 of 3 was killed by signal 9 \(Killed\) \(host .*, node 1\); its "
                          r"last lines:\n  \| last words\n", err), done
+    # What others make of the first failure does not come before it.
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "pid")
+            done = finish(job([1, 1], *SHELL, f"[ $RANK = 0 ] && {{ echo $$ > {path}.new; mv {path}.new {path}; sleep 0.3; exit 3; }}; "
+                                              f"until [ -e {path} ]; do sleep 0.01; done; "
+                                              f"while kill -0 $(cat {path}); do :; done 2> /dev/null; sleep 0.02; exit 9"))
+        assert [code for code, _, _ in done] == [3, 3], done
     # One that fails when the ranks of another node have ended already.
     done = finish(job([1, 1], *SHELL, "[ $RANK = 0 ] || { sleep 1; exit 3; }"))
     assert [code for code, _, _ in done] == [3, 3] and "rank 1 of 2 failed with exit code 3" in done[0][2], done
@@ -100,7 +108,7 @@ def check_signals():
 
 def check_lost():
     for victim, other in ((0, 1), (1, 0)):
-        launchers = job([1, 1], "--timeout", 2, *SHELL, "echo up; exec sleep 1000")
+        launchers = job([1, 1], "--timeout", 30, *SHELL, "echo up; exec sleep 1000")
         for l in launchers:
             assert l.stdout.readline().endswith("up\n")
         begin = time.time()
@@ -108,20 +116,33 @@ def check_lost():
         done = finish(launchers)
         assert done[other][0] == 1 and time.time() - begin < 10, done
         how = ("has ended, and with it the job's store" if victim == 0
-               else "is gone or cut off: nothing was heard from its launcher for 2 s")
+               else "has lost its launcher")
         assert f"the job has failed: node {victim} of 2 with rank {victim} {how} (host " in done[other][2], done
         assert f"then rank {other} of 2 was ended by the launcher" in done[other][2], done
+
+
+def check_stopped():
+    launchers = job([1, 1], "--timeout", 2, *SHELL, "echo up; exec sleep 1000")
+    for l in launchers:
+        assert l.stdout.readline().endswith("up\n")
+    launchers[1].send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    launchers[1].send_signal(signal.SIGCONT)
+    done = finish(launchers)
+    assert done[0][0] == 1 and done[1][0] != 0, done
+    assert "node 1 of 2 with rank 1 is gone or cut off: nothing was heard from its launcher for 2 s" in done[0][2], done
+    assert "node 0 of 2 with rank 0 is gone" not in done[1][2], "it was this one that was stopped"
 
 
 def check_errors():
     (code, out, err), = finish([start(free_port(), 0, 3, "--timeout", 1, "echo")])
     assert code == 1 and not out and err == (
-        "node 0 of 3: waited 1 s for nodes 1 and 2, which did not come; start tandem-run there with the same --nnodes, "
+        "tandem: node 0 of 3: waited 1 s for nodes 1 and 2, which did not come; start tandem-run there with the same --nnodes, "
         "--master-addr and --master-port; a longer wait is set by --timeout\n"), err
     port = free_port()
     (code, out, err), = finish([start(port, 1, 2, "--timeout", 1, "echo")])
     assert code == 1 and not out and err == (
-        f"node 1 of 2: waited 1 s for the launcher of node 0 at 127.0.0.1:{port}, which did not come; see that it runs, "
+        f"tandem: node 1 of 2: waited 1 s for the launcher of node 0 at 127.0.0.1:{port}, which did not come; see that it runs, "
         "and that --master-addr and --master-port are the same on every node\n"), err
     port = free_port()
     done = finish([start(port, k, 2, "--timeout", 3, "--max-restarts", k, "echo") for k in range(2)])

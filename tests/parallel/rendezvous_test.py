@@ -77,6 +77,9 @@ for backend in BACKENDS:
     check_job([start([f"store:{path}", backend], RANK=r, WORLD_SIZE=2) for r in range(2)], backend)
     os.remove(path)
 check_job([start(["env://"], **place(r, 2, port)) for r in range(2)], "shm")  # all share this host
+port = free_port()  # torchrun's name for the number of restarts is understood too
+check_job([start(["env://"], **place(r, 2, port), **{name: 3})
+           for r, name in enumerate(["RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])], "shm")
 
 # Gloo listens on the way to the store, whose address comes from init_method alone.
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

@@ -1,7 +1,9 @@
 // What spawn promises, a case each. Ends with 1 on a fault. usage: spawn_program CASE
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -101,6 +103,51 @@ int main_ends_early() {
   return parallel::spawn(nothing, {.nprocs = 2}).wait() == 1 ? 0 : 1;
 }
 
+// Another part of the program waits for all children.
+int others_wait() {
+  std::atomic<bool> over = false;
+  std::thread reaper([&] {
+    while (!over)
+      if (waitpid(-1, nullptr, WNOHANG) <= 0) usleep(100);
+  });
+  const int code = parallel::spawn([](int, int) { usleep(300'000); }, {.nprocs = 1});
+  over = true;
+  reaper.join();
+  return code == 0 || code == 1 ? 0 : 1;  // 0 where the launcher was first
+}
+
+int ignores_children() {
+  signal(SIGCHLD, SIG_IGN);
+  require_error("this program ignores SIGCHLD", [] { parallel::spawn(nothing, {.nprocs = 1}); });
+  return 0;
+}
+
+int two_threads() {
+  require(parallel::spawn(nothing, {.nprocs = 1}).wait() == 0, "the first thread may");
+  std::thread([] {
+    require_error("was called by a second thread; call it from one thread",
+                  [] { parallel::spawn(nothing, {.nprocs = 1}); });
+  }).join();
+  return 0;
+}
+
+int moved_handles() {
+  SpawnHandle first = parallel::spawn(nothing, {.nprocs = 1, .join = false});
+  SpawnHandle second = std::move(first);
+  require_error("this handle was moved", [&] { (void)first.wait(); });
+  require_error("this handle was moved", [&] { (void)first.wait(0.1); });
+  require_error("this handle was moved", [&] { (void)first.running(); });
+  require_error("this handle was moved", [&] { (void)first.pids(); });
+  require_error("this handle was moved", [&] { first.kill(); });
+  return second;
+}
+
+// Nothing of the launcher takes the place of standard streams.
+int closed_streams() {
+  for (int fd = 0; fd < 3; ++fd) close(fd);
+  return parallel::spawn([](int, int) { std::printf("text\n"); }, {.nprocs = 2});
+}
+
 int cannot_start() {
   require_error("0 processes were asked for", [] { parallel::spawn(nothing, {.nprocs = 0}); });
   require_error("0 processes were asked for", [] { parallel::spawn(nothing, {.nprocs = 0, .join = false}); });
@@ -133,6 +180,11 @@ int main(int argc, char** argv) {
                                                   {"several_at_once", several_at_once},
                                                   {"outlives_its_thread", outlives_its_thread},
                                                   {"main_ends_early", main_ends_early},
+                                                  {"others_wait", others_wait},
+                                                  {"ignores_children", ignores_children},
+                                                  {"two_threads", two_threads},
+                                                  {"moved_handles", moved_handles},
+                                                  {"closed_streams", closed_streams},
                                                   {"cannot_start", cannot_start},
                                                   {"waits_for_signals", waits_for_signals},
                                                   {"goes_on_beside", goes_on_beside}};

@@ -28,8 +28,11 @@ def run(case):
     return done.stderr
 
 
-for case in ("waits", "fails", "kills", "ends_with_the_handle", "several_at_once", "outlives_its_thread", "cannot_start"):
+for case in ("waits", "fails", "kills", "ends_with_the_handle", "several_at_once", "outlives_its_thread", "cannot_start",
+             "ignores_children", "two_threads", "moved_handles", "closed_streams"):
     run(case)
+text = run("others_wait")
+assert not text or "rank 0 of 1 has ended, and another part of the program that started it has taken the news of how" in text, text
 assert "the job has failed: rank 1 of 2 failed with exit code 6" in run("exit_code")
 assert "of 2 ended before it came to the call of spawn at " in run("main_ends_early")
 
