@@ -154,7 +154,7 @@ std::string value_of(const Place& place, const std::string& prefix, int rank, co
                   place.world_size));
 }
 
-std::string joined_key(const Place& place) { return fmt::format("joined/{}", place.rank); }
+std::string last_join_key(const Place& place) { return fmt::format("joins/{}/last", place.rank); }
 
 }  // namespace
 
@@ -236,7 +236,7 @@ Agreement agree(const Place& place, const InitOptions& options) {
   Store& store = *place.store;
   const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
   const auto prefix_of = [](std::int64_t t) { return fmt::format("{}/", t); };
-  check(time == 1 || (store.check(joined_key(place)) && store.get(joined_key(place)) == prefix_of(time - 1)), kOp,
+  check(time == 1 || (store.check(last_join_key(place)) && store.get(last_join_key(place)) == prefix_of(time - 1)), kOp,
         "rank {} has tried to join this job before, and has failed; a job cannot be joined after that: start all ranks "
         "again",
         place.rank);
@@ -260,7 +260,7 @@ Agreement agree(const Place& place, const InitOptions& options) {
 }
 
 void note_joined(const Place& place, const Agreement& agreement) {
-  place.store->set(joined_key(place), agreement.prefix);
+  place.store->set(last_join_key(place), agreement.prefix);
 }
 
 }  // namespace tandem::parallel
