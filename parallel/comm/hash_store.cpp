@@ -77,7 +77,7 @@ std::string HashStore::compare_set(std::string_view key, std::string_view expect
   check_sizes(key, desired);
   const std::lock_guard lock(state_->mutex);
   const auto found = state_->values.find(key);
-  const std::string value = found == state_->values.end() ? std::string() : found->second;
+  std::string value = found == state_->values.end() ? std::string() : found->second;
   if (value != expected) return value;
   state_->put(key, desired);
   return std::string(desired);
