@@ -22,9 +22,13 @@ using test::require_error;
 using test::run;
 using test::wait_for_proofs;
 
+// AddressSanitizer asks. A child of a rank that only ends leaves the group's memory alone, which is no leak.
+extern "C" int __lsan_is_turned_off();
+
 namespace {
 
 constexpr int kRanks = 3;
+bool in_child = false;
 
 std::shared_ptr<parallel::ProcessGroup> join(double timeout_seconds = 60) {
   alarm(100);  // a rank that hangs is a fault
@@ -199,6 +203,7 @@ void forked(int rank) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(20);
+      in_child = true;
       require_error("this process was forked from process", [] { parallel::barrier(); });
       require_error("this process was forked from process", [&] { work.wait(); });
       std::exit(7);
@@ -340,6 +345,8 @@ void pausing(int rank) {
 }
 
 }  // namespace
+
+extern "C" int __lsan_is_turned_off() { return in_child ? 1 : 0; }
 
 int main() {
   int faults = 0;
