@@ -20,12 +20,13 @@ import pathlib
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from processes import free_port
 
 PROGRAM, RUN, BACKEND = sys.argv[1:4]
 RANKS = 3
@@ -114,12 +115,6 @@ CASES = [
     Case("no memory for a bucket", no_files=(2,), backends="shm", on="hand",
          error=r"error \[allocate\] \d+ bytes of shared memory on each of 3 ranks cannot be had: File too large on rank 2"),
 ]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Job:

@@ -13,6 +13,8 @@ import tempfile
 import threading
 import time
 
+from processes import alive
+
 RUN = sys.argv[1]
 SHELL = ["sh", "-c"]
 CLEAN = {k: v for k, v in os.environ.items() if not re.match("OMP_NUM_THREADS|TANDEM_|RANK|WORLD_SIZE", k)}
@@ -35,14 +37,6 @@ def finish(process):
 
 def run(*arguments, **variables):
     return finish(start(*arguments, **variables))
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def all_end(pids, seconds=10):

@@ -7,38 +7,22 @@ usage: nodes_test.py TANDEM_RUN
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from processes import finish, free_port
 
 RUN = sys.argv[1]
 SHELL = ["sh", "-c"]
 CLEAN = {k: v for k, v in os.environ.items() if not re.match("OMP_NUM_THREADS|TANDEM_|RANK|WORLD_SIZE", k)}
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def start(port, node, nodes, *arguments, secret=None):
     place = ["--nnodes", nodes, "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
     return subprocess.Popen([RUN, *map(str, [*place, *arguments])], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, env={**CLEAN, "OMP_NUM_THREADS": "1", "TANDEM_SECRET_FILE": secret or SECRET})
-
-
-def finish(processes):
-    """(exit code, output, errors) of each; none may take longer than a minute."""
-    try:
-        outputs = [p.communicate(timeout=60) for p in processes]
-    except subprocess.TimeoutExpired:
-        for p in processes:
-            p.kill()
-        raise
-    return [(p.returncode, *o) for p, o in zip(processes, outputs)]
 
 
 def job(ranks, *arguments):

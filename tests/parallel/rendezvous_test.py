@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 
+from processes import finish, free_port
+
 PROGRAM, RUN, BACKENDS = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 SUM = {2: "tensor([3, 3, 3])", 3: "tensor([6, 6, 6])"}
@@ -22,12 +24,6 @@ except OSError:  # a system that knows no names
     NAME = "127.0.0.1"
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def start(arguments, **variables):
     environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     environment.update({k: str(v) for k, v in variables.items() if v is not None})
@@ -37,17 +33,6 @@ def start(arguments, **variables):
 
 def place(rank, world, port):
     return {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-def finish(processes):
-    """(exit code, output, errors) of each; none may take longer than a minute."""
-    try:
-        outputs = [p.communicate(timeout=60) for p in processes]
-    except subprocess.TimeoutExpired:
-        for p in processes:
-            p.kill()
-        raise
-    return [(p.returncode, *o) for p, o in zip(processes, outputs)]
 
 
 def check_job(processes, backend, times=1):

@@ -14,6 +14,7 @@
 #include <tandem/parallel/comm/tcp_store.h>
 #include <tandem/tandem.h>
 #include <tandem/tests/parallel/collective_cases.h>
+#include <tandem/tests/parallel/proofs.h>
 
 using namespace tandem;
 using parallel::CommError;
@@ -139,9 +140,7 @@ void late_group(int rank, int) {
   require(test::same_bits(t, full({100'000}, 6.0)), "sum before a new group");
 }
 
-// The end of a rank is told to the others by a file, since the exit code is that of the rank that was lost.
-std::string proof(pid_t launcher, int rank) { return fmt::format("/tmp/tandem_shm_{}_{}", launcher, rank); }
-bool proved(int rank) { return std::filesystem::remove(proof(getpid(), rank)); }
+bool proved(int rank) { return std::filesystem::remove(test::proof(getpid(), rank)); }
 
 // Rank 2 ends by `end` while the others need it, and they see `text` within `seconds`.
 void lose_rank(int rank, const std::function<void()>& end, std::string_view text) {
@@ -163,7 +162,7 @@ void lose_rank(int rank, const std::function<void()>& end, std::string_view text
   const parallel::Work later = group->barrier();  // starts well, and has ended at once
   require(later.is_completed(), "a call after a loss has ended");
   require_error(text, [&] { later.wait(); });
-  std::ofstream(proof(getppid(), rank)) << "seen";
+  test::prove(rank);
 }
 
 // Rank 2 is killed between messages, or inside a long one, and each of the others sees it within 2 s.
@@ -198,7 +197,7 @@ void lose_peer(int rank, bool within) {
   // Rank 2 may have sent all to rank 0 before.
   if (!within || rank == 1 || work.exception() != nullptr) require_error(what, [&] { work.wait(); });
   require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "in time");
-  std::ofstream(proof(getppid(), rank)) << "seen";
+  test::prove(rank);
 }
 
 void killed(int rank, int) {
@@ -224,7 +223,7 @@ void pending_at_the_end(int rank, const std::string& backend) {
     parallel::init_process_group({.backend = backend});
   } catch (const Error& e) {
     require(std::string_view(e.what()).find("is not built in") != std::string_view::npos, e.what());
-    std::ofstream(proof(getppid(), rank)) << "not built";
+    test::prove(rank);
     throw;
   }
   Tensor t = zeros({3});
@@ -241,7 +240,7 @@ void pending_at_the_end(int rank, const std::string& backend) {
     require(e.rank() == 0, e.what());
   }
   require(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "in time");
-  std::ofstream(proof(getppid(), rank)) << "seen";
+  test::prove(rank);
 }
 
 // A rank that has left the job makes no more groups.

@@ -10,15 +10,9 @@ import subprocess
 import sys
 import time
 
+from processes import alive
+
 PROGRAM = sys.argv[1]
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def run(case):

@@ -299,26 +299,19 @@ TEST_CASE("StoreServer: strangers have 5 seconds, and are few at a time") {
 
 TEST_CASE("StoreServer: too few file descriptors") {
   // The server's process has some left, but not for many clients.
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
+  const auto limit_files = [] {
     alarm(30);
-    StoreServer server;
     const int next = dup(0);
     close(next);
     const rlimit few{static_cast<rlim_t>(next) + 4, static_cast<rlim_t>(next) + 4};
     setrlimit(RLIMIT_NOFILE, &few);
-    server.start();
-    const int port = server.port();
-    if (write(ends[1], &port, sizeof port) != sizeof port) _exit(1);
-    pause();
-  }
-  int port = 0;
-  REQUIRE(read(ends[0], &port, sizeof port) == sizeof port);
-  const auto client = [&] { return std::make_unique<TCPStore>(TCPStoreOptions{.port = port, .timeout_seconds = 10}); };
+  };
   {
+    const ServerProcess process(limit_files);
+    const int port = process.port();
+    const auto client = [&] {
+      return std::make_unique<TCPStore>(TCPStoreOptions{.port = port, .timeout_seconds = 10});
+    };
     std::vector<std::unique_ptr<TCPStore>> clients;
     const int stranger = raw_connection(port);
     const std::string text = error_of([&] {
@@ -336,10 +329,6 @@ TEST_CASE("StoreServer: too few file descriptors") {
     clients.pop_back();
     CHECK(client()->get("k") == "v");
   }
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  close(ends[0]);
-  close(ends[1]);
 
   const Server server;
   in_dying_process([&] {

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 
+from processes import free_port
+
 PROGRAM = sys.argv[1]
 STRANGERS, TIMES = 3000, 20
 MOST_UNPROVED = 256
@@ -21,12 +23,6 @@ VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 # What they send: nothing, noise, a huge length, too little, and a greeting whose proof is wrong.
 GREETINGS = [lambda: b"", lambda: secrets.token_bytes(500), lambda: struct.pack("<I", 0xFFFFFFFF) * 100, lambda: b"t",
              lambda: b"tandem store 03\n" + secrets.token_bytes(92), lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Flood:

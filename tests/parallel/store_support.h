@@ -28,6 +28,42 @@ struct Server {
   parallel::StoreServer server;
 };
 
+// A server in a child process, which ends with this. `prepare` is called there before it starts, and limits its life by
+// an alarm.
+class ServerProcess {
+ public:
+  template <class Prepare>
+  explicit ServerProcess(const Prepare& prepare) {
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      parallel::StoreServer server;
+      prepare();
+      server.start();
+      const int port = server.port();
+      if (write(ends[1], &port, sizeof port) != sizeof port) _exit(1);
+      pause();
+    }
+    REQUIRE(read(ends[0], &port_, sizeof port_) == sizeof port_);
+    close(ends[0]);
+    close(ends[1]);
+  }
+  ~ServerProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+  pid_t pid() const { return pid_; }
+  int port() const { return port_; }
+
+ private:
+  pid_t pid_ = -1;
+  int port_ = 0;
+};
+
 // Runs `body` in a child process, which kills itself in it.
 template <class Body>
 void in_dying_process(const Body& body) {

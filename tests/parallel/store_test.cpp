@@ -396,51 +396,38 @@ TEST_CASE("FileStore: a full disk") {
 }
 
 TEST_CASE("a store whose holder is stopped: calls end, and name it") {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    alarm(60);
-    StoreServer server;
-    server.start();
-    const int port = server.port();
-    if (write(ends[1], &port, sizeof port) != sizeof port) _exit(1);
-    pause();
-  }
-  int port = 0;
-  REQUIRE(read(ends[0], &port, sizeof port) == sizeof port);
-  const auto client = [&](double timeout) {
-    return std::make_unique<TCPStore>(
-        TCPStoreOptions{.port = port, .rank = 1, .world_size = 2, .timeout_seconds = timeout, .holder = 0});
-  };
-  const auto patient = client(1000), brief = client(0.3);
-  kill(child, SIGSTOP);
-  int stopped = 0;
-  REQUIRE(waitpid(child, &stopped, WUNTRACED) == child);
-  const std::string text = fmt::format(
-      "rank 1 of 2: the store at 127.0.0.1:{} does not answer: rank 0, which holds it, is stopped or overloaded", port);
-  const auto check_silent = [&](Store& store) {
-    try {
-      store.set("k", "v");
-      FAIL("no error");
-    } catch (const SilentStore& e) {
-      CHECK(e.what() == text);
-      CHECK(e.rank() == 0);
-    }
-  };
-  check_silent(*brief);
   {
-    const AnswerLimit limit(0.3);  // for all calls together
-    const AnswerLimit longer(1000);
-    for (int i = 0; i < 3; ++i) check_silent(*patient);
-    CHECK_ERROR(patient->get("k"), "for the key 'k'");
+    const ServerProcess process([] { alarm(60); });
+    const int port = process.port();
+    const auto client = [&](double timeout) {
+      return std::make_unique<TCPStore>(
+          TCPStoreOptions{.port = port, .rank = 1, .world_size = 2, .timeout_seconds = timeout, .holder = 0});
+    };
+    const auto patient = client(1000), brief = client(0.3);
+    kill(process.pid(), SIGSTOP);
+    int stopped = 0;
+    REQUIRE(waitpid(process.pid(), &stopped, WUNTRACED) == process.pid());
+    const std::string text = fmt::format(
+        "rank 1 of 2: the store at 127.0.0.1:{} does not answer: rank 0, which holds it, is stopped or overloaded",
+        port);
+    const auto check_silent = [&](Store& store) {
+      try {
+        store.set("k", "v");
+        FAIL("no error");
+      } catch (const SilentStore& e) {
+        CHECK(e.what() == text);
+        CHECK(e.rank() == 0);
+      }
+    };
+    check_silent(*brief);
+    {
+      const AnswerLimit limit(0.3);  // for all calls together
+      const AnswerLimit longer(1000);
+      for (int i = 0; i < 3; ++i) check_silent(*patient);
+      CHECK_ERROR(patient->get("k"), "for the key 'k'");
+    }
+    CHECK(AnswerLimit::within(1000) == 1000);
   }
-  CHECK(AnswerLimit::within(1000) == 1000);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  close(ends[0]);
-  close(ends[1]);
 
   const File file;
   const auto store = file.client(0, 0.3);
