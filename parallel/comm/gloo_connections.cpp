@@ -9,8 +9,8 @@
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,6 +21,7 @@
 
 #include <tandem/parallel/comm/mesh_keys.h>
 #include <tandem/parallel/comm/mesh_reason.h>
+#include <tandem/parallel/comm/start_environment.h>
 
 namespace tandem::parallel {
 namespace {
@@ -90,11 +91,6 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   int rank_;
 };
 
-const char* variable(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? nullptr : text;
-}
-
 // This host's address on the way to `host`; empty when there is no way.
 std::string local_address_towards(const char* host) {
   addrinfo hints{}, *found = nullptr;
@@ -118,12 +114,11 @@ std::string local_address_towards(const char* host) {
 // The interface that a variable names, or else that on the way to the store.
 gloo::transport::tcp::attr device_address(const std::string& store_host) {
   gloo::transport::tcp::attr a;
-  const char* interface = variable("TANDEM_INTERFACE");
-  if (interface == nullptr) interface = variable("GLOO_SOCKET_IFNAME");
-  if (interface != nullptr) {
-    a.iface = interface;
-    return a;
-  }
+  for (const char* variable : {"TANDEM_INTERFACE", "GLOO_SOCKET_IFNAME"})
+    if (const std::optional<std::string> interface = text_from_environment(variable)) {
+      a.iface = *interface;
+      return a;
+    }
   if (!store_host.empty()) a.hostname = local_address_towards(store_host.c_str());
   if (a.hostname.empty()) a.hostname = "127.0.0.1";
   return a;

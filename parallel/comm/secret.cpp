@@ -7,7 +7,6 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -16,6 +15,7 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/tensor/error.h>
 
 namespace tandem::parallel {
@@ -74,16 +74,16 @@ std::string random_bytes() {
 }
 
 std::string secret_from_environment() {
-  if (const char* text = std::getenv(kSecretVariable); text != nullptr && *text != '\0') {
-    const std::optional<std::string> secret = from_hex(text);
+  if (const std::optional<std::string> text = text_from_environment(kSecretVariable)) {
+    const std::optional<std::string> secret = from_hex(*text);
     check(secret && secret->size() >= kSecretBytes && secret->size() <= kMaxFileBytes, kOp,
           "{} is no secret: it must be {} or more hexadecimal digits, two for a byte", kSecretVariable,
           2 * kSecretBytes);
     check_varies(kSecretVariable, *secret);
     return *secret;
   }
-  const char* path = std::getenv(kSecretFileVariable);
-  return path == nullptr || *path == '\0' ? std::string() : read_file(path);
+  const std::optional<std::string> path = text_from_environment(kSecretFileVariable);
+  return path ? read_file(path->c_str()) : std::string();
 }
 
 std::optional<std::string> from_hex(std::string_view digits) {

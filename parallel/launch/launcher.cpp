@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -148,8 +147,7 @@ Launcher::Launcher(const std::vector<std::string>& command, const LaunchOptions&
         "before");
   guardian_.emplace(entry_);
   if (options_.forward_signals) signals_.emplace();
-  const char* file = std::getenv(kSecretFileVariable);
-  if (options_.nnodes > 1 || (file != nullptr && *file != '\0')) {
+  if (options_.nnodes > 1 || text_from_environment(kSecretFileVariable)) {
     secret_ = secret_from_environment();
   } else {
     secret_ = random_bytes();

@@ -1,7 +1,6 @@
 #include <tandem/parallel/launch/rank_environment.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include <fmt/format.h>
 
@@ -29,11 +28,6 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-bool is_set(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text != nullptr && *text != '\0';
-}
-
 }  // namespace
 
 LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) {
@@ -48,7 +42,7 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kOp,
         "several nodes need --master-addr, an address of node 0 that the others reach, and --master-port, the same on "
         "all");
-  check(o.nnodes == 1 || is_set(kSecretFileVariable) || is_set(kSecretVariable), kOp,
+  check(o.nnodes == 1 || text_from_environment(kSecretFileVariable) || text_from_environment(kSecretVariable), kOp,
         "several nodes need a secret, so that nobody else can join; make one with: (umask 077; openssl rand -hex 32 > "
         "tandem.secret), copy it to every node, and set {} to its path there",
         kSecretFileVariable);
@@ -60,7 +54,7 @@ LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) 
   return o;
 }
 
-bool divides_cores() { return !is_set("OMP_NUM_THREADS"); }
+bool divides_cores() { return !text_from_environment("OMP_NUM_THREADS"); }
 int threads_per_rank(const LaunchOptions& o) { return std::max(1, available_cores() / o.nprocs); }
 
 Variables rank_variables(const LaunchOptions& o, const Layout& layout, int local_rank, int restart) {
@@ -103,7 +97,8 @@ std::string describe_launch(const std::vector<std::string>& command, const Launc
   for (int r = 0; r < o.nprocs; ++r) {
     std::vector<std::string> words;
     for (const auto& [name, value] : rank_variables(o, layout, r, 0)) words.push_back(name + "=" + quoted(value));
-    if (o.nnodes == 1 && !is_set(kSecretFileVariable)) words.push_back(fmt::format("{}='(random)'", kSecretVariable));
+    if (o.nnodes == 1 && !text_from_environment(kSecretFileVariable))
+      words.push_back(fmt::format("{}='(random)'", kSecretVariable));
     words.push_back(fmt::format("{}='(random)'", kLauncherIdVariable));
     for (const std::string& word : command) words.push_back(quoted(word));
     text += fmt::format("{}\n", fmt::join(words, " "));
