@@ -17,6 +17,7 @@
 #include <optional>
 #include <thread>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/file_records.h>
 #include <tandem/parallel/comm/rendezvous.h>
 #include <tandem/parallel/comm/store_errors.h>
@@ -83,9 +84,7 @@ struct FileStore::State {
     }
   }
 
-  static Clock::time_point after(double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  }
+  static Clock::time_point after(double seconds) { return Clock::now() + clock_ticks(seconds); }
 
   // Calls body() under the file's lock, with `values` up to date.
   template <class Body>

@@ -12,6 +12,7 @@
 #include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/gloo_connections.h>
 #include <tandem/parallel/comm/mesh.h>
 #include <tandem/parallel/comm/mesh_keys.h>
@@ -182,7 +183,7 @@ void GlooMesh::close() {
 
 void GlooMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
                         double seconds) {
-  Exchange self{Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))};
+  Exchange self{Clock::now() + clock_ticks(seconds)};
   ExchangeError error;
   // Notes the peer when body() throws.
   const auto attempt = [&](int peer, const auto& body) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 
@@ -42,15 +43,14 @@ std::string HashStore::get(std::string_view key, std::optional<double> timeout_s
   check_sizes(key, {});
   const double seconds = usable_timeout("store", timeout_seconds.value_or(state_->timeout_seconds));
   std::unique_lock lock(state_->mutex);
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  const auto limit = std::chrono::steady_clock::now() + clock_ticks(seconds);
   auto ended = state_->values.end();
   const auto decided = [&] {
     ended = state_->values.lower_bound(kEndedPrefix);
     if (ended != state_->values.end() && !ended->first.starts_with(kEndedPrefix)) ended = state_->values.end();
     return state_->values.find(key) != state_->values.end() || ended != state_->values.end();
   };
-  const bool in_time = state_->changed.wait_until(
-      lock, std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit), decided);
+  const bool in_time = state_->changed.wait_until(lock, limit, decided);
   if (const auto found = state_->values.find(key); found != state_->values.end()) return found->second;
   if (!in_time) throw keys_missing(*this, seconds, {std::string(key)});
   const std::string who = ended->first.substr(kEndedPrefix.size());

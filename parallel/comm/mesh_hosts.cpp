@@ -7,14 +7,13 @@
 #include <fmt/format.h>
 
 #include <tandem/autograd/grad_mode.h>
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/combine.h>
 
 namespace tandem::parallel {
 namespace {
 
 constexpr std::size_t kLargeBytes = 64 << 10;  // below, one exchange between all is faster
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Whether the tree over the members lo .. hi-1 is, above the hosts, that over the hosts from .. to-1. `firsts` has the
 // first member of each host.
@@ -83,7 +82,7 @@ bool HostGroups::serves(const Collective& c) {
 
 template <class Body>
 void HostGroups::attempt(const Body& body) {
-  const double start = now();
+  const double start = clock_seconds();
   try {
     body();
   } catch (const CommError& e) {
@@ -93,7 +92,7 @@ void HostGroups::attempt(const Body& body) {
       if (members_[place] != rank_ && static_cast<int>(place) == e.rank()) peers = {members_[place]};
     if (peers.empty())
       std::copy_if(members_.begin(), members_.end(), std::back_inserter(peers), [this](int m) { return m != rank_; });
-    throw ExchangeError{.peers = peers, .late = now() - start >= setup_.timeout_seconds, .text = e.what()};
+    throw ExchangeError{.peers = peers, .late = clock_seconds() - start >= setup_.timeout_seconds, .text = e.what()};
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/mesh_keys.h>
 #include <tandem/parallel/comm/mpi_module.h>
 #include <tandem/parallel/comm/mpi_runtime.h>
@@ -29,10 +30,6 @@ constexpr double kAskSeconds = 0.5;                         // at most, for what
 constexpr auto kLookTime = std::chrono::milliseconds(150);  // between looks into the store
 // What a rank that has ended had sent before is here after this time.
 constexpr auto kTimeAfterEnd = std::chrono::milliseconds(500);
-
-Clock::duration in_ticks(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 // Of the group's tags, which no other group has: the first member takes them.
 std::int64_t first_tag_of(const GroupSetup& setup, int rank) {
@@ -171,7 +168,7 @@ ExchangeError MpiMesh::refusal(const std::vector<Transfer>& transfers) const {
 void MpiMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::vector<Transfer>& receives,
                        double seconds) {
   check(lane >= 0 && lane < lanes_, "mpi", "lane {} is out of range: there are {}", lane, lanes_);
-  const auto begin = Clock::now(), deadline = begin + in_ticks(seconds);
+  const auto begin = Clock::now(), deadline = begin + clock_ticks(seconds);
   auto end = deadline, last_progress = begin, next_look = begin + kLookTime;
   const int tag = first_tag_ + lane;
   Requests requests;
@@ -197,7 +194,7 @@ void MpiMesh::exchange(int lane, const std::vector<Transfer>& sends, const std::
       std::this_thread::sleep_for(kNap);
     // The answer may take a while, and must not make this late.
     const double ask_seconds = std::min(kAskSeconds, seconds / 4);
-    if (now < next_look || now + in_ticks(ask_seconds) > deadline) continue;
+    if (now < next_look || now + clock_ticks(ask_seconds) > deadline) continue;
     if (end == deadline && should_give_up(requests, ask_seconds))
       end = std::min(deadline, Clock::now() + kTimeAfterEnd);
     next_look = Clock::now() + kLookTime;

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/store_limits.h>
 #include <tandem/tensor/threads.h>
@@ -39,10 +40,6 @@ struct Inside {
 };
 
 }  // namespace
-
-double clock_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 bool Task::poll() {
   const std::lock_guard lock(engine_->mutex());

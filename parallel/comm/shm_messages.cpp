@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/peer_errors.h>
 
 namespace tandem::parallel {

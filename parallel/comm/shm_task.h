@@ -30,7 +30,4 @@ class Task final : public Work::State {
   std::shared_ptr<Engine> engine_;
 };
 
-/// Seconds of a clock that only goes forward.
-double clock_seconds();
-
 }  // namespace tandem::parallel

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/process_group.h>
 
 namespace tandem::parallel {
@@ -20,7 +21,7 @@ class SilentStore : public CommError {
 class AnswerLimit {
  public:
   explicit AnswerLimit(double seconds) : before_(t_end) {
-    t_end = std::min(t_end, Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(seconds)));
+    t_end = std::min(t_end, Clock::now() + clock_ticks(seconds));
   }
   ~AnswerLimit() { t_end = before_; }
   AnswerLimit(const AnswerLimit&) = delete;

@@ -13,6 +13,7 @@
 
 #include <asio.hpp>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/store_errors.h>
 #include <tandem/parallel/comm/store_handshake.h>
@@ -129,9 +130,7 @@ struct TCPStore::State {
   std::string me() const { return options.restart == -1 ? "" : who(options.rank, options.world_size); }
   std::string address() const { return fmt::format("{}:{}", options.host, options.port); }
   std::string holder() const { return options.holder < 0 ? "the launcher" : fmt::format("rank {}", options.holder); }
-  static Clock::time_point after(double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  }
+  static Clock::time_point after(double seconds) { return Clock::now() + clock_ticks(seconds); }
 
   // What the server refuses, to this process or to a request.
   [[noreturn]] void refused(const Reply& reply) const {

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/clock.h>
 #include <tandem/parallel/comm/process_group.h>
 #include <tandem/parallel/comm/secret.h>
 #include <tandem/parallel/comm/store_limits.h>
@@ -319,8 +320,7 @@ Nodes::Nodes(const LaunchOptions& options, const std::string& secret, const std:
   s.restart_count = restart;
   s.layout = {.world_size = options.nprocs, .run_id = run_id};
   if (s.alone()) return;
-  const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(options.timeout_seconds));
+  const auto limit = Clock::now() + clock_ticks(options.timeout_seconds);
   s.connect(limit, stop);
   if (!stop()) s.meet(limit, stop);
   s.joined = !stop();
