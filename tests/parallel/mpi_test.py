@@ -35,8 +35,9 @@ for case, by in [("abandoned", 0), ("truncated", 1), ("late", 0)]:
         assert out == f"rank {by} of 2: passed\n", (case, out, err)
         assert code != 0, (case, code, out, err)  # a rank that gave up has not left well
 
-def lose(command, sign, codes, texts, silent=0, **variables):
-    """Runs three ranks; one says `sign` and goes. The job ends 10 s later at most, or after it was silent."""
+def lose(command, sign, codes, texts, silent=0, may_be_silent=False, **variables):
+    """Runs three ranks; one says `sign` and goes. The job ends 10 s later at most, or after it was silent. Returns
+    whether all texts were there, which only what may be silent can lack."""
     process = mpirun.start(3, command, **variables)
     times = []
     errors = []
@@ -57,9 +58,10 @@ def lose(command, sign, codes, texts, silent=0, **variables):
         reader.join(15)
     out, err = process.stdout.read(), "".join(errors)
     assert code in codes, (command, variables, code, out, err)
-    for text in texts:
-        assert text in err, (command, variables, text, out, err)
     assert end - times[0] < 10 + silent, (command, variables, end - times[0])
+    missing = [text for text in texts if text not in err]
+    assert may_be_silent or not missing, (command, variables, missing, out, err)
+    return not missing
 
 
 # A rank is lost: the job ends, not with 0, and mpirun or the others name the rank.
@@ -76,8 +78,11 @@ for how, codes, texts in [
     lose([PROGRAM, how], "rank 2 goes", codes, texts, silent=2 if how == "stopped" else 0)
 with tempfile.TemporaryDirectory() as folder:
     for rank, point in [(1, "start"), (1, "init"), (2, "group"), (1, "step=3"), (2, "backward=3"), (0, "save=2")]:
-        lose([FAILURES, "mpi", 60, "train", 6, os.path.join(folder, "file")], "fault injected: kill", [137],
-             [f"process rank {rank} with PID", "signal 9"], TANDEM_FAULT=f"kill rank={rank} {point}")
+        # mpirun 4.1.4 leaves its line out in about one of six jobs where the rank had not called MPI_Init yet.
+        tries = range(6 if point == "start" else 1)
+        assert any(lose([FAILURES, "mpi", 60, "train", 6, os.path.join(folder, "file")], "fault injected: kill", [137],
+                        [f"process rank {rank} with PID", "signal 9"], may_be_silent=len(tries) > 1,
+                        TANDEM_FAULT=f"kill rank={rank} {point}") for _ in tries), point
 
 # What can be wrong at the start.
 def check_error(parts, ranks=1, **variables):

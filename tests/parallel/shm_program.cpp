@@ -183,7 +183,7 @@ void lose_peer(int rank, bool within) {
     if (within) {
       sent = group->send(mine, 0);
       received = group->recv(theirs, 1);
-      while (theirs[2'000'000].item<double>() != 2) require(!received.is_completed(), "it is under way");
+      while (theirs[2'000'000].item<double>() != 2) (void)received.is_completed();  // asking moves it on
     }
     kill(getpid(), SIGKILL);
   }
@@ -194,8 +194,8 @@ void lose_peer(int rank, bool within) {
   const std::string what =
       fmt::format("rank {} of 3: rank 2 was killed by signal 9 (Killed) while this rank waited in ", rank);
   for (const parallel::Work& w : {reduced, idle}) require_error(what, [&] { w.wait(); });
-  // Rank 2 may have sent all to rank 0 before.
-  if (!within || rank == 1 || work.exception() != nullptr) require_error(what, [&] { work.wait(); });
+  // Where rank 2 did not get the processor for long, the whole message has passed.
+  if (!within || work.exception() != nullptr) require_error(what, [&] { work.wait(); });
   require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "in time");
   test::prove(rank);
 }
