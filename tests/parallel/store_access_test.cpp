@@ -257,7 +257,7 @@ TEST_CASE("TCPStore: what answers is no store of this job") {
   // It stops within its proof, and is gone: nobody knows what it was.
   CHECK_ERROR(fail("", "{}",
                    error_against(
-                       nonce, [](const std::string&) { return "x"; }, 2)),
+                       nonce, [](const std::string&) { return "x"; }, 6)),
               "Connection refused");
 }
 
