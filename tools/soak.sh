@@ -1,14 +1,15 @@
 #!/bin/sh
 # Repeats the tests of everything that can go wrong between processes, one after the other, in a build folder that is
 # ready. Stops at the first failure with its log, and ends with a line that says how often all have passed.
-# usage: tools/soak.sh [TIMES [BUILD]]   (20 times, build/)
+# usage: tools/soak.sh [TIMES [BUILD [TESTS]]]   (20 times, build/, all; TESTS is a pattern of names: 'failures .*|mpi')
 set -eu
 cd "$(dirname "$0")/.."
-times=${1:-20} build=${2:-build}
+times=${1:-20} build=${2:-build} wanted=${3:-.*}
 log=$(mktemp) skipped=$(mktemp)
 trap 'rm -f "$log" "$skipped"' EXIT
 tests=$(meson test -C "$build" --no-rebuild --list 2>/dev/null | sed 's|.* / ||' |
-  grep -E '^(failures .*|resume after restarts|shm|gloo.*|mesh|comm|store.*|rendezvous|start.*|tandem-run|nodes|spawn|hosts|mpi|distributed .*)$' || true)
+  grep -E '^(failures .*|resume after restarts|shm|gloo.*|mesh|comm|store.*|rendezvous|start.*|tandem-run|nodes|spawn|hosts|mpi|distributed .*)$' |
+  grep -E "^($wanted)\$" || true)
 [ -n "$tests" ] || { echo "$build has no such tests; make it with: meson setup $build && ninja -C $build" >&2; exit 1; }
 
 i=0
