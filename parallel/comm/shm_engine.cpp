@@ -279,9 +279,12 @@ void Engine::check_peers_of(const Fingerprint& call, double stalled_since, Funct
       return lose(i, fmt::format("{} {} {}", setup_.rank_name(i), how_ended(i, dead), where));
     const int because = state - Member::kGaveUp;
     const std::string name = setup_.rank_name(because);
-    if (because == rank_ || !memory_->ended(because))
+    // Why that one is lost is what counts, not who was the first to see it.
+    const std::int32_t its_state = memory_->member(because).state.load();
+    const bool its_end = memory_->ended(because), gone = its_end || its_state == Member::kLeft;
+    if (because == rank_ || !gone)
       return lose(because, fmt::format("{} has given up on {} {}", setup_.rank_name(i), name, where));
-    return lose(because, fmt::format("{} {} {}", name, how_ended(because, true), where));
+    return lose(because, fmt::format("{} {} {}", name, how_ended(because, its_end), where));
   }
   if (clock_seconds() - stalled_since < setup_.timeout_seconds) return;
   std::string seen;
