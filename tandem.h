@@ -30,6 +30,7 @@
 #include <tandem/parallel/launch/spawn.h>
 #include <tandem/parallel/launch/spawn_threads.h>
 #include <tandem/parallel/scatter_gather.h>
+#include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/device.h>
 #include <tandem/tensor/io/checkpoint.h>

@@ -41,6 +41,7 @@ using AdamWGroup = AdamGroup;
 /// p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps), where `amsgrad` takes the largest v so far.
 class Adam : public Optimizer {
  public:
+  using Options = AdamOptions;
   /// Throws Error for a parameter that is given twice, not a leaf, not contiguous or not real, for settings that are
   /// negative or not finite, and for betas of 1 or more.
   explicit Adam(std::vector<Tensor> parameters, const AdamOptions& options = {});
@@ -69,6 +70,7 @@ class Adam : public Optimizer {
 /// Adam whose decay is apart from the gradient: p *= 1 - lr weight_decay, then Adam's step without decay.
 class AdamW final : public Adam {
  public:
+  using Options = AdamWOptions;
   explicit AdamW(std::vector<Tensor> parameters, const AdamWOptions& options = {});
   explicit AdamW(std::initializer_list<AdamWGroup> groups, const AdamWOptions& options = {})
       : AdamW(std::vector<AdamWGroup>(groups), options) {}

@@ -34,27 +34,30 @@ struct Optimizer::Work {
   std::shared_ptr<const ReplicaSet> shared;  // whose devices divide the work; null when it is one device's
 };
 
+void check_parameters(const std::string& op, std::span<const Tensor> parameters) {
+  std::set<const void*> known;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& p = parameters[i];
+    check(p.defined(), op, "parameter {} is undefined; assign a tensor to it before the optimizer is made", i);
+    check(known.insert(p.identity().get()).second, op,
+          "parameter {} is in the list or in another group already; give each parameter once", i);
+    check(p.is_leaf(), op,
+          "parameter {} was computed by a recorded operation; optimize the tensors it was computed from, or pass "
+          "detach().requires_grad_()",
+          i);
+    check(is_real(p.dtype()), op, "parameter {} is {}; convert it to float32 or float64 with .to(float32)", i,
+          p.dtype());
+    check(p.is_contiguous(), op, "parameter {} of shape {} is not contiguous; make it with contiguous()", i, p.shape());
+  }
+}
+
 void Optimizer::append_group(std::vector<Tensor> parameters) {
   const std::string op = name();
   check(!parameters.empty(), op,
         "the list of parameters is empty; pass model.parameters(), and leave out a group that has none");
-  std::set<const void*> known;
-  for (const Slot& slot : slots_) known.insert(slot.parameter.identity().get());
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor& p = parameters[i];
-    const std::size_t position = slots_.size() + i;
-    check(p.defined(), op, "parameter {} is undefined; assign a tensor to it before the optimizer is made", position);
-    check(known.insert(p.identity().get()).second, op,
-          "parameter {} is in the list or in another group already; give each parameter once", position);
-    check(p.is_leaf(), op,
-          "parameter {} was computed by a recorded operation; optimize the tensors it was computed from, or pass "
-          "detach().requires_grad_()",
-          position);
-    check(is_real(p.dtype()), op, "parameter {} is {}; convert it to float32 or float64 with .to(float32)", position,
-          p.dtype());
-    check(p.is_contiguous(), op, "parameter {} of shape {} is not contiguous; make it with contiguous()", position,
-          p.shape());
-  }
+  std::vector<Tensor> all = this->parameters();
+  all.insert(all.end(), parameters.begin(), parameters.end());
+  check_parameters(op, all);
   const std::size_t group = group_sizes_.size();
   group_sizes_.push_back(parameters.size());
   for (Tensor& p : parameters) slots_.push_back({.parameter = std::move(p), .group = group, .buffers = {}});
@@ -145,16 +148,16 @@ void Optimizer::run(const Work& work, int64_t begin, int64_t end) {
   this->update(work.group, update);
 }
 
-void Optimizer::call_first_step_hooks() {
-  std::vector<std::shared_ptr<const autograd::StepHook>> hooks;  // each once, in the order of the parameters
-  for (const Slot& slot : slots_)
-    if (const autograd::Meta* meta = autograd::meta_of(slot.parameter); meta != nullptr && meta->before_first_step)
+void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& optimizer) {
+  std::vector<std::shared_ptr<const autograd::StepHook>> hooks;  // in the order of the parameters
+  for (const Tensor& p : parameters)
+    if (const autograd::Meta* meta = autograd::meta_of(p); meta != nullptr && meta->before_first_step)
       if (std::find(hooks.begin(), hooks.end(), meta->before_first_step) == hooks.end())
         hooks.push_back(meta->before_first_step);
   if (hooks.empty()) return;
-  for (const auto& hook : hooks) (*hook)(*this);
-  for (const Slot& slot : slots_)
-    if (autograd::Meta* meta = autograd::meta_of(slot.parameter)) meta->before_first_step = nullptr;
+  for (const auto& hook : hooks) (*hook)(optimizer);
+  for (const Tensor& p : parameters)
+    if (autograd::Meta* meta = autograd::meta_of(p)) meta->before_first_step = nullptr;
 }
 
 void Optimizer::step() {
@@ -163,7 +166,7 @@ void Optimizer::step() {
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) gradients.push_back(checked_gradient(i));
-  call_first_step_hooks();
+  call_first_step_hooks(parameters(), *this);
   std::vector<Work> works;
   works.reserve(slots_.size());
   std::shared_ptr<const ReplicaSet> shared;

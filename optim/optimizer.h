@@ -27,6 +27,8 @@ class Optimizer : public Stateful {
   /// All parameters, group after group.
   std::vector<Tensor> parameters() const;
 
+  /// The method: "SGD", "Adam", ...
+  virtual std::string name() const = 0;
   std::size_t group_count() const { return group_sizes_.size(); }
   /// Learning rate of a group.
   double lr(std::size_t group = 0) const;
@@ -60,7 +62,6 @@ class Optimizer : public Stateful {
   /// Throws Error with the sentence of settings_problem.
   void check_settings(const Settings& settings) const;
 
-  virtual std::string name() const = 0;
   /// What governs the updates of a group, the learning rate first.
   virtual Settings settings(std::size_t group) const = 0;
   /// Takes over values in the order of settings().
@@ -91,10 +92,16 @@ class Optimizer : public Stateful {
   Tensor checked_gradient(std::size_t index) const;
   void prepare_buffers(Slot& slot) const;
   void run(const Work& work, int64_t begin, int64_t end);
-  void call_first_step_hooks();
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;
 };
+
+// For a class that divides an optimizer's work in a way of its own.
+
+/// Throws Error unless all are dense, real leaves, each given once.
+void check_parameters(const std::string& op, std::span<const Tensor> parameters);
+/// Calls the hooks that wait for the first step of these parameters, each once; those that have returned are gone.
+void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& optimizer);
 
 }  // namespace tandem::optim

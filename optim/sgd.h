@@ -30,6 +30,7 @@ struct SGDGroup {
 /// p -= lr b, or lr (g + momentum b) with `nesterov`.
 class SGD final : public Optimizer {
  public:
+  using Options = SGDOptions;
   /// Throws Error for a parameter that is given twice, not a leaf, not contiguous or not real, for settings that are
   /// negative or not finite, and for `nesterov` without momentum or with dampening.
   explicit SGD(std::vector<Tensor> parameters, const SGDOptions& options = {});

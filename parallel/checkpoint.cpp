@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -9,6 +10,8 @@
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/snapshot.h>
+#include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/random.h>
@@ -109,7 +112,17 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
   ProcessGroup& group = given ? *given : *default_group();
   RandomOfRanks random(group.size());
   random.states = gather_states(group);
-  std::vector<StateRef<const Stateful>> all = parts;
+  std::vector<StateRef<const Stateful>> all;
+  std::deque<Snapshot> gathered;  // of states that are divided among the ranks
+  for (const StateRef<const Stateful>& part : parts) {
+    const auto* divided = dynamic_cast<const ZeroRedundancyOptimizer*>(&*part);
+    if (divided == nullptr) {
+      all.push_back(part);
+      continue;
+    }
+    NamedTensors state = divided->group().get() == &group ? divided->gather_state(0) : divided->state_dict();
+    all.emplace_back(part.name(), gathered.emplace_back(part.name(), std::move(state)));
+  }
   all.push_back(random);
   save_on_rank_0(path, all, group);
 }

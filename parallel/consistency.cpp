@@ -7,6 +7,7 @@
 
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -187,6 +188,13 @@ void verify_structure(const nn::Module& model, ProcessGroup& group,
   compare(group, entries, kSameModel);
 }
 
+void verify_alike(const std::vector<std::pair<std::string, std::string>>& values, ProcessGroup& group,
+                  const char* advice) {
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : values) entries.push_back({name, value});
+  compare(group, entries, advice);
+}
+
 void check_consistency(const nn::Module& model, const optim::Optimizer& optimizer,
                        const std::shared_ptr<ProcessGroup>& group) {
   std::vector<Entry> entries = entries_of(model, true, true);
@@ -235,6 +243,8 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
 
 void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given) {
   const NoGradGuard no_grad;
+  check(dynamic_cast<const ZeroRedundancyOptimizer*>(&state) == nullptr, "broadcast_state",
+        "the state of a ZeroRedundancyOptimizer is divided among the ranks; load the file on every rank");
   const std::shared_ptr<ProcessGroup> group = or_default(given);
   const bool root = group->rank() == 0;
   NamedTensors entries = root ? state.state_dict() : NamedTensors();

@@ -24,6 +24,10 @@ void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGro
 /// What a wrapped model does before the first step of an optimizer: as check_consistency, without the buffers, which
 /// each rank's forward may have changed.
 void check_before_first_step(const nn::Module& model, const Stateful& optimizer, ProcessGroup& group);
+/// The same for anything else: CommError on every rank unless all have the same names with the same values, in one
+/// order. It names the first difference, and ends with `advice`.
+void verify_alike(const std::vector<std::pair<std::string, std::string>>& values, ProcessGroup& group,
+                  const char* advice);
 
 /// Copies the tensors of rank `root` into every rank's, in few pieces. A tensor that has the values already is not
 /// written. They are of the same shapes and types on every rank; devices may differ.

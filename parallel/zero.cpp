@@ -1,0 +1,263 @@
+// The cut of the parameters, the step on this rank's share, and the state put together and taken apart.
+#include <tandem/parallel/zero.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <tandem/autograd/grad_mode.h>
+#include <tandem/optim/state_reader.h>
+#include <tandem/parallel/consistency.h>
+#include <tandem/parallel/on_device.h>
+#include <tandem/parallel/snapshot.h>
+#include <tandem/tensor/create.h>
+
+namespace tandem::parallel {
+namespace {
+
+constexpr const char* kName = "ZeroRedundancyOptimizer";
+constexpr const char* kSameOptimizer = "make, set and step the same optimizer of the same model on every rank";
+
+std::int64_t elements_of_cache_line(DType dtype) { return 64 / static_cast<std::int64_t>(size_of(dtype)); }
+
+// Does this rank's part of something that all do together. The others would wait for one that cannot, so they are told;
+// of a CommError they know.
+template <class Body>
+void do_own_part(ProcessGroup& group, const Body& body) {
+  try {
+    body();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& e) {
+    group.fail(e.what()).wait();
+    throw;
+  }
+}
+
+// Settings and numbers of steps: what every rank has, while buffers are of its own slices.
+NamedTensors numbers_of(NamedTensors state) {
+  std::erase_if(state, [](const auto& entry) { return entry.second.dim() > 0; });
+  return state;
+}
+
+void verify_numbers(const NamedTensors& state, std::vector<std::pair<std::string, std::string>> values,
+                    ProcessGroup& group) {
+  for (const auto& [name, number] : numbers_of(state))
+    values.emplace_back(fmt::format("optimizer state '{}'", name),
+                        number.dtype() == float64 ? fmt::format("{}", number.item<double>())
+                                                  : fmt::format("{}", number.item<std::int64_t>()));
+  verify_alike(values, group, kSameOptimizer);
+}
+
+// The parameter that an entry is a buffer of, and the buffer's name, as of "3.exp_avg".
+struct BufferName {
+  std::size_t parameter = 0;
+  std::string buffer;
+};
+std::optional<BufferName> buffer_name(const std::string& entry, std::size_t parameters) {
+  BufferName name;
+  const char* const last = entry.data() + entry.size();
+  const auto number = std::from_chars(entry.data(), last, name.parameter);
+  if (number.ec != std::errc() || number.ptr == last || *number.ptr != '.' || name.parameter >= parameters)
+    return std::nullopt;
+  name.buffer.assign(number.ptr + 1, last);
+  if (name.buffer == "step") return std::nullopt;
+  return name;
+}
+
+}  // namespace
+
+ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters, Factory factory,
+                                                 std::shared_ptr<ProcessGroup> group)
+    : group_(group ? std::move(group) : default_group()), parameters_(std::move(parameters)) {
+  check(group_->rank() >= 0, kName, "this process is not a member of the group; only its members make the optimizer");
+  do_own_part(*group_, [&] {
+    optim::check_parameters(kName, parameters_);
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      check(share_memory(parameters_[i].device(), Device()), kName,
+            "parameter {} is on {}, where the group's memory cannot be; move the model to the CPU", i,
+            parameters_[i].device());
+    plan();
+    std::vector<Tensor> slices;
+    for (const Place& place : places_) slices.push_back(place.slice);
+    local_ = factory(slices);
+    check(local_ != nullptr, kName, "the factory gave no optimizer; return std::make_unique<optim::Adam>(slices)");
+    const std::vector<Tensor> taken = local_->parameters();
+    check(std::equal(taken.begin(), taken.end(), slices.begin(), slices.end(),
+                     [](const Tensor& a, const Tensor& b) { return a.identity() == b.identity(); }),
+          kName, "the factory has not made its optimizer of the {} slices that it was given; use each once, in order",
+          slices.size());
+  });
+  std::vector<std::pair<std::string, std::string>> values{{"optimizer", local_->name()}};
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    values.emplace_back(fmt::format("parameter {}", i),
+                        fmt::format("{} {}", parameters_[i].dtype(), parameters_[i].shape()));
+  verify_numbers(local_->state_dict(), std::move(values), *group_);
+  move_parameters();
+}
+
+void ZeroRedundancyOptimizer::plan() {
+  for (const Tensor& p : parameters_) {
+    auto line = std::find_if(lines_.begin(), lines_.end(), [&](const Line& l) { return l.dtype == p.dtype(); });
+    if (line == lines_.end()) line = lines_.insert(lines_.end(), {.dtype = p.dtype()});
+    places_.push_back({.line = static_cast<std::size_t>(line - lines_.begin()), .offset = line->count});
+    const std::int64_t step = elements_of_cache_line(p.dtype());
+    line->count += (p.numel() + step - 1) / step * step;
+  }
+  for (Line& line : lines_) {
+    const std::int64_t step = elements_of_cache_line(line.dtype) * group_->size();
+    line.share = (line.count + step - 1) / step * elements_of_cache_line(line.dtype);
+  }
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    const std::int64_t first = lines_[place.line].share * group_->rank() - place.offset;
+    place.begin = std::clamp<std::int64_t>(first, 0, parameters_[i].numel());
+    place.end = std::clamp<std::int64_t>(first + lines_[place.line].share, 0, parameters_[i].numel());
+    place.slice = parameters_[i].detach().view({-1}).narrow(0, place.begin, place.end - place.begin).detach();
+    place.slice.requires_grad_();
+  }
+}
+
+// Each parameter keeps a storage, and so a version, of its own.
+void ZeroRedundancyOptimizer::move_parameters() {
+  const NoGradGuard no_grad;
+  for (Line& line : lines_) line.whole = group_->allocate({line.share * group_->size()}, line.dtype);
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    Tensor& p = parameters_[i];
+    const Tensor room = lines_[place.line].whole.narrow(0, place.offset, p.numel());
+    const auto bytes = static_cast<std::size_t>(p.numel()) * size_of(p.dtype());
+    place.memory = make_view(std::make_shared<Storage>(room.raw().data, bytes, p.device(), room.identity()->storage), 0,
+                             p.shape(), contiguous_strides(p.shape()), p.dtype());
+    place.memory.copy_(p.detach());
+    p.set_data(place.memory);
+    place.slice.set_data(place.memory.view({-1}).narrow(0, place.begin, place.end - place.begin));
+  }
+}
+
+void ZeroRedundancyOptimizer::take_gradients() {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    const Tensor& p = parameters_[i];
+    check(p.identity()->storage == place.memory.identity()->storage && p.shape() == place.memory.shape() &&
+              p.dtype() == place.memory.dtype() && p.is_contiguous(),
+          kName,
+          "parameter {} was moved, converted or given another shape after the optimizer was made; make the optimizer "
+          "afterwards, and load the state into it",
+          i);
+    const Tensor g = p.grad();
+    if (!g.defined()) continue;
+    check(g.shape() == p.shape() && g.dtype() == p.dtype() && g.device() == p.device(), kName,
+          "parameter {} is {} {} on {}, but its gradient is {} {} on {}; call zero_grad() and backward() after a model "
+          "is moved or converted",
+          i, p.dtype(), p.shape(), p.device(), g.dtype(), g.shape(), g.device());
+    place.slice.set_grad(g.contiguous().view({-1}).narrow(0, place.begin, place.end - place.begin));
+  }
+}
+
+void ZeroRedundancyOptimizer::step() {
+  step_own_share();
+  share_parameters();
+}
+
+void ZeroRedundancyOptimizer::step_own_share() {
+  const NoGradGuard no_grad;
+  // A view of a gradient that stays would keep the next backward from writing it to the same place.
+  struct Forget {
+    optim::Optimizer& optimizer;
+    ~Forget() { optimizer.zero_grad(); }
+  };
+  const Forget forget{*local_};
+  do_own_part(*group_, [&] {
+    take_gradients();
+    optim::call_first_step_hooks(parameters_, Snapshot(state_name(), numbers_of(local_->state_dict())));
+    local_->step();
+  });
+}
+
+void ZeroRedundancyOptimizer::share_parameters() {
+  for (Tensor& p : parameters_)
+    if (p.grad().defined()) p.mark_changed();
+  std::vector<Work> works;
+  for (Line& line : lines_)
+    works.push_back(group_->all_gather(line.whole, line.whole.narrow(0, line.share * group_->rank(), line.share)));
+  for (Work& work : works) work.wait();
+}
+
+void ZeroRedundancyOptimizer::zero_grad() {
+  for (Tensor& p : parameters_)
+    if (p.grad().defined()) p.set_grad({});
+}
+
+NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {
+  const NoGradGuard no_grad;
+  NamedTensors state = local_->state_dict();
+  verify_numbers(state, {}, *group_);
+  // Buffers of one name and type travel together, laid out as the parameters are.
+  std::map<std::pair<std::string, std::size_t>, std::vector<std::size_t>> kinds;
+  for (std::size_t k = 0; k < state.size(); ++k)
+    if (const auto name = buffer_name(state[k].first, places_.size()))
+      kinds[{name->buffer, places_[name->parameter].line}].push_back(k);
+  const bool receives = everywhere || group_->rank() == root;
+  for (const auto& [kind, entries] : kinds) {
+    const Line& line = lines_[kind.second];
+    const std::int64_t first = line.share * group_->rank();
+    Tensor whole, own;
+    if (receives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype});
+    own = receives ? whole.narrow(0, first, line.share) : zeros({line.share}, {.dtype = line.dtype});
+    auto place_of = [&](std::size_t k) -> const Place& {
+      return places_[buffer_name(state[k].first, places_.size())->parameter];
+    };
+    for (const std::size_t k : entries) {
+      const Place& place = place_of(k);
+      if (place.begin < place.end)
+        own.narrow(0, place.offset + place.begin - first, place.end - place.begin).copy_(state[k].second);
+    }
+    (everywhere ? group_->all_gather(whole, own) : group_->gather(whole, own, root)).wait();
+    for (const std::size_t k : entries) {
+      if (!receives) continue;
+      const Place& place = place_of(k);
+      state[k].second = whole.narrow(0, place.offset, place.memory.numel()).view(place.memory.shape());
+    }
+  }
+  return receives ? state : NamedTensors();
+}
+
+NamedTensors ZeroRedundancyOptimizer::state_dict() const { return gather(true, 0); }
+NamedTensors ZeroRedundancyOptimizer::gather_state(int root) const { return gather(false, root); }
+
+// The state as this rank's optimizer would have it. A buffer that does not fit its parameter becomes a problem.
+NamedTensors ZeroRedundancyOptimizer::cut(const NamedTensors& state, std::vector<std::string>& problems) const {
+  const NoGradGuard no_grad;
+  NamedTensors own = state;
+  for (auto& [entry, t] : own) {
+    const auto name = buffer_name(entry, places_.size());
+    if (!name || !t.defined()) continue;
+    const Place& place = places_[name->parameter];
+    const Tensor& p = place.memory;
+    const bool fits = t.shape() == p.shape() && t.dtype() == p.dtype();
+    if (!fits)
+      problems.push_back(
+          fmt::format("{} is {} {}, but {} {} is needed", entry, t.dtype(), t.shape(), p.dtype(), p.shape()));
+    const std::int64_t count = place.end - place.begin;
+    t = fits ? t.detach().reshape({-1}).narrow(0, place.begin, count) : empty({count}, {.dtype = p.dtype()});
+  }
+  return own;
+}
+
+std::vector<std::string> ZeroRedundancyOptimizer::state_problems(const NamedTensors& state) const {
+  std::vector<std::string> problems;
+  const NamedTensors own = cut(state, problems);
+  for (std::string& problem : local_->state_problems(own)) problems.push_back(std::move(problem));
+  return problems;
+}
+
+void ZeroRedundancyOptimizer::load_state_dict(const NamedTensors& state) {
+  optim::check_fits(kName, "an optimizer of this kind for this model", state_problems(state));
+  std::vector<std::string> none;
+  local_->load_state_dict(cut(state, none));
+}
+
+}  // namespace tandem::parallel
