@@ -1,6 +1,7 @@
 // One rank of a job in which something breaks, for failure_test.py: trains or sums, and says how it ended. A line
 // "@RANK done", "@RANK lost OTHER TEXT" or "@RANK error TEXT" is the last that a rank prints.
 // usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; saves to the file at each step
+//        failure_program BACKEND TIMEOUT zero STEPS [FILE]              the same with a divided optimizer
 //        failure_program BACKEND TIMEOUT CALLS                          "sums", or calls in which the last rank differs
 #include <unistd.h>
 
@@ -29,11 +30,12 @@ std::shared_ptr<nn::SequentialImpl> make_net() {
 }
 
 // A bucket for each layer, so that the first is launched long before the last gradient has come.
-void train(int steps, const std::string& file) {
+template <class Optimizer>
+void train(int steps, const std::string& file, Optimizer (*make)(std::vector<Tensor>)) {
   manual_seed(1);
   auto net = make_net();
   parallel::DistributedDataParallel model(net, {.bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
-  optim::Adam optimizer(net->parameters(), {.lr = 1e-2});
+  Optimizer optimizer = make(net->parameters());
   const Tensor x = randn({8, 32}), y = randint(0, 8, {8});
   for (int step = 0; step < steps; ++step) {
     model.loss(nn::CrossEntropyLoss(), x, y).backward();
@@ -41,6 +43,14 @@ void train(int steps, const std::string& file) {
     optimizer.zero_grad();
     if (!file.empty()) parallel::save_checkpoint(file, {net, optimizer});
   }
+}
+
+void train(int steps, const std::string& file, bool divided) {
+  const auto alone = [](std::vector<Tensor> p) { return optim::Adam(std::move(p), {.lr = 1e-2}); };
+  const auto zero = [](std::vector<Tensor> p) {
+    return parallel::ZeroRedundancyOptimizer::make<optim::Adam>(std::move(p), {.lr = 1e-2});
+  };
+  divided ? train<parallel::ZeroRedundancyOptimizer>(steps, file, zero) : train<optim::Adam>(steps, file, alone);
 }
 
 void call(const std::string& what, bool odd) {
@@ -80,8 +90,8 @@ void run_rank(int rank, int ranks) {
   }
   parallel::init_process_group({.backend = backend, .rank = rank, .world_size = ranks, .timeout_seconds = timeout});
   say(rank, "joined");
-  if (what == "train")
-    train(std::atoi(arguments[4].c_str()), arguments.size() > 5 ? arguments[5] : "");
+  if (what == "train" || what == "zero")
+    train(std::atoi(arguments[4].c_str()), arguments.size() > 5 ? arguments[5] : "", what == "zero");
   else
     call(what, rank == ranks - 1);
   parallel::barrier();

@@ -78,6 +78,8 @@ CASES = [
     Case("inside a collective", "kill rank=1 collective=4", 1, KILLED, program=SUMS),
     Case("rank 0 inside a collective", "kill rank=0 collective=4", 0, KILLED, program=SUMS),
     Case("while saving", "kill rank=0 save=3", 0, KILLED, program=("train", "6", "FILE")),
+    Case("inside the step of a divided optimizer", "kill rank=1 step=3", 1, KILLED, program=("zero", "6")),
+    Case("while saving a divided optimizer", "kill rank=0 save=3", 0, KILLED, program=("zero", "6", "FILE"), on="launcher"),
     # Silent. A rank that never came to a store is one of these, where no launcher watches it.
     Case("no launcher, and killed before init", "kill rank=1 start", 1, silent=True, timeout=3, on="hand",
          where=NOT_COME, program=("train", "6", "", "at-once")),
@@ -103,6 +105,9 @@ CASES = [
          victim_says="error .*fault injected: throw", backends="shm gloo thread"),
     Case("throws in backward", "throw rank=2 backward=3", 2, r"cannot take part in all_reduce \(",
          r"rank 2 of 3: its backward ended with an error", victim_says="error .*fault injected: throw",
+         backends="shm gloo thread"),
+    Case("throws in the step of a divided optimizer", "throw rank=2 step=3", 2, r"cannot take part in all_gather \(",
+         "fault injected: throw", program=("zero", "6"), victim_says="error .*fault injected: throw",
          backends="shm gloo thread"),
     # Doing something else.
     Case("another collective", error=f"lost [02] .*{DISAGREE}", program=("another-collective",), backends="shm gloo thread"),
@@ -252,7 +257,7 @@ def check_saved(case, folder):
     files = sorted(f.name for f in folder.iterdir())
     assert len(files) == 2 and files[0] == "file" and files[1].startswith("file.tmp-"), files
     whole = folder / "whole"
-    job = start(dataclasses.replace(case, fault="", program=("train", "2", str(whole))), "launcher", folder)
+    job = start(dataclasses.replace(case, fault="", program=(case.program[0], "2", str(whole))), "launcher", folder)
     assert job.finish() == [0], job.text()
     assert (folder / "file").read_bytes() == whole.read_bytes(), "the file is not that of two steps"
     for f in folder.iterdir():
