@@ -76,10 +76,14 @@ class Trainer {
     manual_seed(static_cast<std::uint64_t>(o_.seed));
     net_ = std::make_shared<Net>();
     net_->to(device_);
-    optimizer_ = make_optimizer(o_, net_->parameters());
     // The parallel modes: one added line each.
     if (o_.parallel == "dp") dp_.emplace(net_);
     if (o_.parallel == "ddp") ddp_.emplace(net_);
+    const auto make = [&](const std::vector<Tensor>& parameters) { return make_optimizer(o_, parameters); };
+    if (o_.zero)
+      zero_.emplace(net_->parameters(), make);
+    else
+      optimizer_ = make(net_->parameters());
     progress_.numbers = settings();
     if (!resume_from_.empty()) resume();
   }
@@ -152,7 +156,7 @@ class Trainer {
   }
 
   void resume() {
-    load(resume_from_, {net_, optimizer_, progress_}, {.map_location = device_});
+    load(resume_from_, {net_, optimizer_state(), progress_}, {.map_location = device_});
     for (const auto& [name, value] : settings())
       check(progress_.numbers[name] == value, "fashion_mnist",
             "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", resume_from_, name,
@@ -163,23 +167,27 @@ class Trainer {
     const std::string where =
         dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
         : ddp_ ? fmt::format("DistributedDataParallel on {} process{} ({})", parallel::world_size(),
-                             parallel::world_size() == 1 ? "" : "es", parallel::default_group()->backend())
+                             parallel::world_size() == 1 ? "" : "es", parallel::default_group()->backend()) +
+                     (zero_ ? ", optimizer divided" : "")
                : fmt::format("{}", device_);
     const int threads = num_threads() * parallel::world_size();
-    std::string text = fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
-                                   optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
+    std::string text =
+        fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
+                    zero_ ? zero_->lr() : optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
     if (!resume_from_.empty())
       text += fmt::format("\nresumed from {}: epoch {}, batch {}", resume_from_, progress_.epoch + 1, progress_.batch);
     if (progress_.epoch >= o_.epochs) text += "\nnothing is left to do: the epochs asked for are done";
     return text;
   }
 
+  Stateful& optimizer_state() { return zero_ ? static_cast<Stateful&>(*zero_) : *optimizer_; }
+
   void step(const Tensor& x_host, const Tensor& y_host, std::int64_t rows) {
     const Tensor x = x_host.to(device_), y = y_host.to(device_);
     const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : loss_fn_((*net_)(x), y);
     loss.backward();
-    optimizer_->step();
-    optimizer_->zero_grad();
+    zero_ ? zero_->step() : optimizer_->step();
+    net_->zero_grad();
     const double value = loss.item<double>();
     progress_.numbers["loss_sum"] += value;
     ++progress_.batch;
@@ -199,8 +207,8 @@ class Trainer {
     average_loss_over_ranks();
     progress_.numbers.erase("job");
     if (job != 0) progress_.numbers["job"] = job;
-    if (ddp_) parallel::save_checkpoint(o_.save, {net_, optimizer_, progress_});
-    if (!ddp_) save(o_.save, {net_, optimizer_, progress_});
+    if (ddp_) parallel::save_checkpoint(o_.save, {net_, optimizer_state(), progress_});
+    if (!ddp_) save(o_.save, {net_, optimizer_state(), progress_});
   }
 
   void finish_epoch(std::int64_t batches) {
@@ -239,7 +247,8 @@ class Trainer {
   const std::string resume_from_;  // empty: begin anew
   Report report_;
   std::shared_ptr<Net> net_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;  // one of the two
+  std::optional<parallel::ZeroRedundancyOptimizer> zero_;
   std::optional<parallel::DataParallel> dp_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   nn::CrossEntropyLoss loss_fn_;

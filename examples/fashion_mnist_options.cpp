@@ -45,6 +45,7 @@ int parse_options(int argc, char** argv, Options& o) {
   app.add_option("--weight-decay", o.weight_decay, "of any optimizer")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--zero", o.zero, "ddp: divide the optimizer's state and work among the processes");
   app.add_flag("--shuffle,!--no-shuffle", o.shuffle, "a new order of the data in each epoch (default), or file order");
   app.add_option("--seed", o.seed, "of the initial weights and the order of the data")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 53))
@@ -67,6 +68,7 @@ int parse_options(int argc, char** argv, Options& o) {
     app.parse(argc, argv);
     if (o.nproc > 0 && o.parallel != "ddp") throw CLI::ValidationError("--nproc", "is for --parallel ddp");
     if (!o.backend.empty() && o.parallel != "ddp") throw CLI::ValidationError("--backend", "is for --parallel ddp");
+    if (o.zero && o.parallel != "ddp") throw CLI::ValidationError("--zero", "is for --parallel ddp");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {

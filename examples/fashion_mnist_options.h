@@ -16,6 +16,7 @@ struct Options {
   double lr = 1e-3;
   double momentum = 0;
   double weight_decay = 0;
+  bool zero = false;  // ddp: the optimizer's state is divided among the processes
   bool shuffle = true;
   std::int64_t seed = 0;
   std::string data;

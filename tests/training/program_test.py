@@ -76,6 +76,18 @@ def same_bits(folder):
     assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
 
 
+def zero(folder):
+    """An optimizer that is divided among the processes writes the file of one that is not, and goes on from either."""
+    settings = ["--batch-size", 600, "--optimizer", "adam", "--threads", 2, "--parallel", "ddp"]
+    for name, more in (("plain", []), ("zero", ["--zero"])):
+        output = run("--epochs", 1, *settings, "--nproc", 2, *more, "--save", folder / name)
+        assert ("optimizer divided" in output) == (name == "zero"), output
+    assert (folder / "plain").read_bytes() == (folder / "zero").read_bytes()
+    for name, more in (("a", []), ("b", ["--zero"])):
+        run("--epochs", 2, *settings, "--nproc", 3, *more, "--resume", folder / "zero", "--save", folder / name)
+    assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
+
+
 def resume(folder):
     """A run that is killed in the middle of an epoch and resumed ends with the same bits as one that is not."""
     modes = [(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]
@@ -106,6 +118,7 @@ def mistakes(folder):
         (["--parallel", "ddp"], 1, "tandem-run -n 2"),
         (["--nproc", 2], 2, "--parallel ddp"),
         (["--devices", 2], 2, "--parallel dp"),
+        (["--zero"], 2, "--parallel ddp"),
         (["--backend", "shm"], 2, "--parallel ddp"),
         (["--parallel", "ddp", "--nproc", 2, "--backend", "pigeon"], 1, "pigeon"),
         (["--momentum", 0.9, "--optimizer", "adam"], 2, "--optimizer sgd"),
