@@ -1,5 +1,7 @@
 // zero: the step of DistributedDataParallel with an optimizer on every rank, and with one that is divided among them
 // (ZeroRedundancyOptimizer): the state that each rank keeps, and the time.
+#include <time.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -19,6 +21,12 @@ struct Settings {
   std::string backend, json_file;
 };
 
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
 std::int64_t bytes_of(const optim::Optimizer& optimizer) {
   std::int64_t bytes = 0;
   for (const auto& [name, t] : optimizer.state_dict())
@@ -32,7 +40,7 @@ struct Side {
   std::optional<parallel::DistributedDataParallel> ddp;
   std::unique_ptr<optim::Optimizer> alone;
   std::optional<parallel::ZeroRedundancyOptimizer> zero;
-  std::vector<double> step_us;
+  std::vector<double> step_us, cpu_us;  // a step's duration, and the processor time of this rank in it
 
   Side(const Settings& s, bool divided) : net(bench::make_mlp(s.layers, s.width)) {
     ddp.emplace(net);
@@ -61,9 +69,11 @@ void measure(const Settings& s, int rank) {
       Side& side = *sides[(k + static_cast<std::size_t>(round)) % 2];
       side.step(x, y);
       parallel::barrier();
+      const double cpu = cpu_seconds();
       const auto start = std::chrono::steady_clock::now();
       for (int n = 0; n < s.steps; ++n) side.step(x, y);
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      side.cpu_us.push_back((cpu_seconds() - cpu) * 1e6 / s.steps);
       side.step_us.push_back(taken.count() * 1e6 / s.steps);
     }
   std::int64_t parameters = 0;
@@ -80,9 +90,12 @@ void measure(const Settings& s, int rank) {
     const auto at = 2 * static_cast<std::size_t>(r);
     fmt::print("{:>8} {:>16} {:>16}\n", r, bytes[at], bytes[at + 1]);
   }
-  const double ratio = bench::median_ratio(divided.step_us, plain.step_us);
-  fmt::print("{:>8} {:>13.0f} us {:>13.0f} us {:>8.2f} of it\n", "step", bench::median(plain.step_us),
-             bench::median(divided.step_us), ratio);
+  auto line = [](const char* what, const std::vector<double>& a, const std::vector<double>& b) {
+    fmt::print("{:>8} {:>13.0f} us {:>13.0f} us {:>8.2f} of it\n", what, bench::median(a), bench::median(b),
+               bench::median_ratio(b, a));
+  };
+  line("step", plain.step_us, divided.step_us);
+  line("cpu", plain.cpu_us, divided.cpu_us);
   if (s.json_file.empty()) return;
   const nlohmann::json record = {{"layers", s.layers},
                                  {"width", s.width},
@@ -92,7 +105,8 @@ void measure(const Settings& s, int rank) {
                                  {"state_bytes", bytes},
                                  {"step_us", bench::median(plain.step_us)},
                                  {"divided_step_us", bench::median(divided.step_us)},
-                                 {"ratio", ratio}};
+                                 {"ratio", bench::median_ratio(divided.step_us, plain.step_us)},
+                                 {"cpu_ratio", bench::median_ratio(divided.cpu_us, plain.cpu_us)}};
   check(bench::write_json(s.json_file, record.dump(1)), "zero", "{} cannot be written", s.json_file);
 }
 
@@ -102,8 +116,8 @@ int main(int argc, char** argv) {
   Settings s;
   CLI::App app{
       "DistributedDataParallel with Adam on every rank, and with Adam divided among the ranks: bytes of state of each "
-      "rank, and the time of a step. Both take turns within one run; times are medians over rounds, and the ratio is the "
-      "median of those within a round."};
+      "rank, and the time of a step and its processor time on rank 0. Both take turns within one run; times are "
+      "medians over rounds, and ratios the medians of those within a round."};
   app.add_option("--batch-size", s.batch_size, "rows of all processes together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

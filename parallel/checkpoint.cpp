@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/backends.h>
-#include <tandem/parallel/snapshot.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
@@ -38,6 +37,20 @@ class RandomOfRanks final : public Stateful {
   void load_state_dict(const NamedTensors& state) override { states = state[0].second.clone(); }
 
   Tensor states;
+};
+
+// A state that was gathered, in the place of the object whose state it is.
+class Gathered final : public Stateful {
+ public:
+  Gathered(std::string name, NamedTensors state) : name_(std::move(name)), state_(std::move(state)) {}
+  std::string state_name() const override { return name_; }
+  NamedTensors state_dict() const override { return state_; }
+  std::vector<std::string> state_problems(const NamedTensors&) const override { return {"it can only be read"}; }
+  void load_state_dict(const NamedTensors&) override { fail(name_, "a gathered state can only be read"); }
+
+ private:
+  std::string name_;
+  NamedTensors state_;
 };
 
 // The others shall not take rank 0 for lost while it writes: at such intervals it says that it is alive.
@@ -113,7 +126,7 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
   RandomOfRanks random(group.size());
   random.states = gather_states(group);
   std::vector<StateRef<const Stateful>> all;
-  std::deque<Snapshot> gathered;  // of states that are divided among the ranks
+  std::deque<Gathered> gathered;  // what is divided among the ranks
   for (const StateRef<const Stateful>& part : parts) {
     const auto* divided = dynamic_cast<const ZeroRedundancyOptimizer*>(&*part);
     if (divided == nullptr) {

@@ -11,7 +11,6 @@
 #include <tandem/optim/state_reader.h>
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/on_device.h>
-#include <tandem/parallel/snapshot.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -41,6 +40,19 @@ NamedTensors numbers_of(NamedTensors state) {
   std::erase_if(state, [](const auto& entry) { return entry.second.dim() > 0; });
   return state;
 }
+
+// What the hooks before a first step compare.
+class Numbers final : public Stateful {
+ public:
+  explicit Numbers(const optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+  std::string state_name() const override { return optimizer_.state_name(); }
+  NamedTensors state_dict() const override { return numbers_of(optimizer_.state_dict()); }
+  std::vector<std::string> state_problems(const NamedTensors&) const override { return {"it can only be read"}; }
+  void load_state_dict(const NamedTensors&) override { fail(kName, "numbers alone can only be read"); }
+
+ private:
+  const optim::Optimizer& optimizer_;
+};
 
 void verify_numbers(const NamedTensors& state, std::vector<std::pair<std::string, std::string>> values,
                     ProcessGroup& group) {
@@ -172,7 +184,7 @@ void ZeroRedundancyOptimizer::step_own_share() {
   const Forget forget{*local_};
   do_own_part(*group_, [&] {
     take_gradients();
-    optim::call_first_step_hooks(parameters_, Snapshot(state_name(), numbers_of(local_->state_dict())));
+    optim::call_first_step_hooks(parameters_, Numbers(*local_));
     local_->step();
   });
 }
@@ -226,7 +238,11 @@ NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {
 }
 
 NamedTensors ZeroRedundancyOptimizer::state_dict() const { return gather(true, 0); }
-NamedTensors ZeroRedundancyOptimizer::gather_state(int root) const { return gather(false, root); }
+NamedTensors ZeroRedundancyOptimizer::gather_state(int root) const {
+  check(root >= 0 && root < group_->size(), kName, "gather_state: root {} is out of range: the group has ranks 0 to {}",
+        root, group_->size() - 1);
+  return gather(false, root);
+}
 
 // The state as this rank's optimizer would have it. A buffer that does not fit its parameter becomes a problem.
 NamedTensors ZeroRedundancyOptimizer::cut(const NamedTensors& state, std::vector<std::string>& problems) const {
