@@ -7,6 +7,7 @@
 
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/contents.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 
@@ -19,38 +20,12 @@ struct Entry {
   Tensor contents = {};
 };
 
-// Dense, in memory that the host reads.
-Tensor readable(const Tensor& t) { return t.detach().to(Device()).contiguous(); }
-
-std::span<const std::byte> bytes_of(const Tensor& t) {
-  return {static_cast<const std::byte*>(t.raw().data), static_cast<std::size_t>(t.numel()) * size_of(t.dtype())};
-}
-
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  const Tensor x = readable(a), y = readable(b);
-  return std::ranges::equal(bytes_of(x), bytes_of(y));
-}
-
-std::uint64_t hash(std::span<const std::byte> bytes, std::uint64_t h) {
-  auto mix = [&](std::uint64_t word) {
-    h = (h ^ word) * 0x9E3779B97F4A7C15;
-    h ^= h >> 32;
-  };
-  mix(bytes.size());
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min<std::size_t>(8, bytes.size()))) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data(), std::min<std::size_t>(8, bytes.size()));
-    mix(word);
-  }
-  return h;
-}
-
 // A line for each entry.
 std::vector<std::string> lines_of(const std::vector<Entry>& entries) {
   std::vector<std::string> lines;
   for (const Entry& entry : entries) {
     std::string line = fmt::format("{}: {}", entry.name, entry.look);
-    if (entry.contents.defined()) line += fmt::format("\t{:016x}", hash(bytes_of(readable(entry.contents)), 0));
+    if (entry.contents.defined()) line += fmt::format("\t{:016x}", hash(bytes_of(readable(entry.contents))));
     lines.push_back(std::move(line));
   }
   return lines;
@@ -92,27 +67,12 @@ std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& mi
   return texts;
 }
 
-// "element (2, 3)"; a single number has no place to name.
-std::string place(std::int64_t index, const Shape& shape) {
-  if (shape.size() == 0) return "the value";
-  std::vector<std::int64_t> at(shape.size());
-  for (std::size_t d = shape.size(); d-- > 0; index /= shape[d]) at[d] = index % shape[d];
-  return fmt::format("element ({})", fmt::join(at, ", "));
-}
-
-std::string value_text(const Tensor& t, std::int64_t index) {
-  const Tensor element = t.reshape({-1})[index];
-  if (t.dtype() == float64) return fmt::format("{}", element.item<double>());
-  if (is_floating(t.dtype())) return fmt::format("{}", element.item<float>());
-  return fmt::format("{}", element.item<std::int64_t>());
-}
-
-// Two ranks have different contents for an entry that looks alike. All ranks get both, and say the same.
-std::string difference(ProcessGroup& group, const Entry& entry, int other) {
+// Ranks that have different contents for an entry that looks alike. All ranks get both, and say the same.
+std::string difference(ProcessGroup& group, const Entry& entry, int usual, int odd) {
   const Tensor mine = readable(entry.contents);
   const auto size = static_cast<std::int64_t>(bytes_of(mine).size());
   std::vector<Tensor> both;
-  for (const int root : {0, other}) {
+  for (const int root : {usual, odd}) {
     Tensor bytes = empty({size}, {.dtype = uint8});
     std::memcpy(bytes.data<std::uint8_t>(), mine.raw().data, static_cast<std::size_t>(size));
     group.broadcast(bytes, root).wait();
@@ -120,38 +80,52 @@ std::string difference(ProcessGroup& group, const Entry& entry, int other) {
     std::memcpy(values.raw_for_write().data, bytes.raw().data, static_cast<std::size_t>(size));
     both.push_back(values);
   }
-  const auto a = bytes_of(both[0]), b = bytes_of(both[1]);
-  const auto at = std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin();
-  const auto index = static_cast<std::int64_t>(static_cast<std::size_t>(at) / size_of(mine.dtype()));
-  return fmt::format("{} of {} is {} on rank 0, but {} on rank {}", place(index, mine.shape()), entry.name,
-                     value_text(both[0], index), value_text(both[1], index), other);
+  const std::optional<Difference> found = first_difference(both[0], both[1]);
+  if (!found) return fmt::format("{} was changed on rank {} or rank {} meanwhile", entry.name, usual, odd);
+  return fmt::format("{} of {} is {} on rank {}, but {} on rank {}", found->place, entry.name, found->first, usual,
+                     found->other, odd);
 }
 
-// CommError on every rank unless all have the same entries.
-void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char* advice) {
+bool all_same(const std::vector<std::string>& texts) {
+  return std::ranges::all_of(texts, [&](const std::string& text) { return text == texts.front(); });
+}
+
+// The first rank that has what most have, and the first that has something else.
+std::pair<int, int> odd_one_out(const std::vector<std::string>& of_ranks) {
+  const auto shared_by = [&](const std::string& text) { return std::ranges::count(of_ranks, text); };
+  const auto usual = std::ranges::max_element(of_ranks, {}, shared_by);
+  const auto odd = std::ranges::find_if(of_ranks, [&](const std::string& text) { return text != *usual; });
+  return {static_cast<int>(usual - of_ranks.begin()), static_cast<int>(odd - of_ranks.begin())};
+}
+
+// CommError on every rank unless all have the same entries. `when` is said after "the ranks differ".
+void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char* advice, const std::string& when = "") {
   if (group.size() == 1) return;
   const NoGradGuard no_grad;
-  const std::vector<std::string> mine = lines_of(entries);
   std::string text;
-  for (const std::string& line : mine) text += line + '\n';
-  const auto digest = static_cast<std::int64_t>(hash(std::as_bytes(std::span(text)), 0));
-  const std::vector<std::int64_t> digests = gather_numbers(group, digest);
-  const auto odd = std::find_if(digests.begin(), digests.end(), [&](std::int64_t d) { return d != digests.front(); });
-  if (odd == digests.end()) return;
-  const int other = static_cast<int>(odd - digests.begin());
-  const std::vector<std::string> texts = gather_texts(group, text);
-  std::vector<std::string> first = split(texts.front(), '\n'),
-                           second = split(texts[static_cast<std::size_t>(other)], '\n');
-  std::size_t at = 0;
-  while (at < first.size() && at < second.size() && first[at] == second[at]) ++at;
-  auto look = [&](const std::vector<std::string>& lines) {
-    return at < lines.size() ? lines[at].substr(0, lines[at].find('\t')) : std::string("nothing more");
+  for (const std::string& line : lines_of(entries)) text += line + '\n';
+  const std::vector<std::int64_t> digests =
+      gather_numbers(group, static_cast<std::int64_t>(hash(std::as_bytes(std::span(text)))));
+  if (std::ranges::all_of(digests, [&](std::int64_t d) { return d == digests.front(); })) return;
+  std::vector<std::vector<std::string>> lines;  // by rank
+  for (const std::string& theirs : gather_texts(group, text)) lines.push_back(split(theirs, '\n'));
+  const auto of_ranks = [&](std::size_t at) {
+    std::vector<std::string> found;
+    for (const auto& theirs : lines) found.push_back(at < theirs.size() ? theirs[at] : "nothing more");
+    return found;
   };
-  const bool alike = look(first) == look(second);
-  const std::string what = alike ? difference(group, entries[at], other)
-                                 : fmt::format("rank 0 has {}, where rank {} has {}", look(first), other, look(second));
-  throw CommError(other,
-                  fmt::format("rank {} of {}: the ranks differ: {}; {}", group.rank(), group.size(), what, advice));
+  std::size_t at = 0;
+  while (all_same(of_ranks(at))) ++at;
+  std::vector<std::string> looks = of_ranks(at);
+  for (std::string& look : looks) look = look.substr(0, look.find('\t'));
+  const bool alike = all_same(looks);
+  const auto [usual, odd] = odd_one_out(alike ? of_ranks(at) : looks);
+  const std::string what =
+      alike ? difference(group, entries[at], usual, odd)
+            : fmt::format("rank {} has {}, where rank {} has {}", usual, looks[static_cast<std::size_t>(usual)], odd,
+                          looks[static_cast<std::size_t>(odd)]);
+  throw CommError(
+      odd, fmt::format("rank {} of {}: the ranks differ{}: {}; {}", group.rank(), group.size(), when, what, advice));
 }
 
 void add(std::vector<Entry>& entries, const char* kind, const NamedTensors& tensors, bool contents) {
@@ -173,6 +147,9 @@ std::vector<Entry> entries_of(const nn::Module& model, bool contents, bool buffe
 constexpr const char* kSameModel = "build and wrap the same model on every rank";
 constexpr const char* kSameState =
     "what one rank alone has changed or loaded must reach the others, as with broadcast_state";
+constexpr const char* kDiverged =
+    "they were alike before, so that one has computed or written something else: look for writes to weights on some "
+    "ranks alone, steps that not all take, and broken memory; go on from a checkpoint";
 
 std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& group) {
   return group ? group : default_group();
@@ -212,6 +189,10 @@ void check_before_first_step(const nn::Module& model, const Stateful& optimizer,
   compare(group, entries, kSameState);
 }
 
+void check_divergence(const nn::Module& model, ProcessGroup& group, std::int64_t step) {
+  compare(group, entries_of(model, true, false), kDiverged, fmt::format(" at step {}", step));
+}
+
 void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGroup& group) {
   if (group.size() == 1) return;
   const NoGradGuard no_grad;
@@ -236,7 +217,7 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
     if (group.rank() == root) continue;
     for (std::size_t k = 0; k < members.size(); ++k) {
       Tensor t = tensors[members[k]];
-      if (!same_bytes(t, parts[k])) t.copy_(parts[k]);
+      if (!same_bits(t, parts[k])) t.copy_(parts[k]);
     }
   }
 }

@@ -28,6 +28,10 @@ void check_before_first_step(const nn::Module& model, const Stateful& optimizer,
 /// order. It names the first difference, and ends with `advice`.
 void verify_alike(const std::vector<std::pair<std::string, std::string>>& values, ProcessGroup& group,
                   const char* advice);
+/// The guard of check_every: CommError on every rank unless the parameters are the same, bit by bit. It names the first
+/// parameter in the order of registration that differs, the first element, and a rank that most are like with one that
+/// is not. Costs a hash of the parameters, and one exchange of it.
+void check_divergence(const nn::Module& model, ProcessGroup& group, std::int64_t step);
 
 /// Copies the tensors of rank `root` into every rank's, in few pieces. A tensor that has the values already is not
 /// written. They are of the same shapes and types on every rank; devices may differ.

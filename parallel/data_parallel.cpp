@@ -1,10 +1,12 @@
 #include <tandem/parallel/data_parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <numeric>
 
 #include <tandem/autograd/functions.h>
+#include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/scatter_gather.h>
@@ -24,7 +26,8 @@ int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(size
 
 struct DataParallel::State {
   State(std::shared_ptr<nn::Module> wrapped, const DataParallelOptions& options)
-      : module(std::move(wrapped)), placement(*module, options) {
+      : module(std::move(wrapped)), placement(*module, options), check_every(options.check_every) {
+    check(check_every >= 0, "DataParallel", "check_every is {}; give a number of steps, or 0 for never", check_every);
     for (const Device device : placement.devices)
       if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
   }
@@ -32,6 +35,8 @@ struct DataParallel::State {
   std::shared_ptr<nn::Module> module;
   Placement placement;
   std::vector<Device> devices;
+  int64_t check_every;
+  std::atomic<int64_t> steps = 0;  // recorded forwards so far
   std::shared_ptr<PhaseLog> log = std::make_shared<PhaseLog>();
   std::mutex mutex;
   std::shared_ptr<Replicas> bound;  // made anew when the module's memory is another
@@ -43,6 +48,12 @@ struct DataParallel::State {
     const std::lock_guard lock(mutex);
     if (!bound || !bound->current()) bound = std::make_shared<Replicas>(module, placement.devices, log);
     return bound;
+  }
+
+  // After a forward: every N-th that is recorded looks whether the replicas are alike.
+  void check_now_and_then(const Replicas& used) {
+    if (check_every == 0 || !grad_enabled()) return;
+    if (const int64_t step = ++steps; step % check_every == 0) used.check_alike(step);
   }
 
   std::vector<std::vector<Tensor>> scatter(std::span<const Tensor> inputs) const {
@@ -99,6 +110,7 @@ struct DataParallel::State {
     used->run(inputs.size(), [&](std::size_t i) {
       if (!inputs[i].empty()) results[i] = used->listen(body(i, (*module)(inputs[i].front()), targets[i]));
     });
+    check_now_and_then(*used);
     std::erase_if(results, [](const Tensor& t) { return !t.defined(); });
     return results;
   }
@@ -169,6 +181,7 @@ std::vector<Tensor> DataParallel::forward_all(std::span<const Tensor> inputs) {
   const auto replicas = s.replicas();
   const auto parts = s.scatter(inputs);
   const auto results = parallel_apply(*replicas, parts);
+  s.check_now_and_then(*replicas);
   const PhaseTimer timer(*s.log, &Phases::gather);
   for (const auto& result : results) s.count_joined(result);
   return gather(results, s.placement.output_device, s.placement.dim);

@@ -47,6 +47,7 @@ struct DistributedDataParallel::State final : BackwardListener {
   bool synchronised = true;  // of the forwards to come: see NoSync
   bool refused = false;      // the last begin has failed, and its backward was not abandoned yet
   double forward_seconds = 0;
+  std::int64_t check_every = 0, steps = 0;  // synchronised forwards so far
 
   void begin() override {
     refused = true;
@@ -104,6 +105,7 @@ struct DistributedDataParallel::State final : BackwardListener {
     if (grad_enabled()) {
       check_unchanged();
       if (synchronised && broadcast_buffers && module->is_training()) broadcast_tensors(module->buffers(), 0, *group);
+      if (synchronised && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
     }
     const RandomStream stream(group->rank());
     auto result = run(*module);
@@ -153,11 +155,14 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
           "the module contains a DataParallel; a process works on one device: start more processes instead");
   check(options.device_ids.size() <= 1, kName, "device_ids has {} entries; a process works on one device",
         options.device_ids.size());
+  check(options.check_every >= 0, kName, "check_every is {}; give a number of steps, or 0 for never",
+        options.check_every);
   const std::vector<std::int64_t> caps = {bytes_of_mb("first_bucket_mb", options.first_bucket_mb),
                                           bytes_of_mb("bucket_cap_mb", options.bucket_cap_mb)};
   s.module = module;
   s.group = options.process_group ? options.process_group : default_group();
   s.broadcast_buffers = options.broadcast_buffers;
+  s.check_every = options.check_every;
   check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
   NamedTensors trained;
   for (const auto& [name, p] : module->named_parameters()) {
@@ -172,7 +177,8 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
                    {{"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
                     {"find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
                     {"broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
-                    {"first_bucket_mb", fmt::format("{}", options.first_bucket_mb)}});
+                    {"first_bucket_mb", fmt::format("{}", options.first_bucket_mb)},
+                    {"check_every", fmt::format("{}", options.check_every)}});
   std::vector<Tensor> all = module->parameters();
   for (Tensor& b : module->buffers()) all.push_back(b);
   broadcast_tensors(all, 0, *s.group);

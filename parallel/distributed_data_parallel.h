@@ -21,6 +21,7 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;                    // for models whose forward leaves out some now and then
   bool broadcast_buffers = true;  // every synchronised forward in training mode begins with rank 0's buffers
   double first_bucket_mb = 1;     // smaller, so that it is under way early
+  std::int64_t check_every = 0;   // every so many synchronised forwards the parameters are compared; 0: never
 };
 
 /// What a wrapper tells about itself: its bucket plan, and where the last step's time went, in seconds.
@@ -54,7 +55,9 @@ class DistributedDataParallel : public nn::Module {
   ~DistributedDataParallel() override;
   /// Runs the module on this rank's input. Where a parameter gets no gradient in a backward, that backward ends with an
   /// Error on every rank that names it, unless find_unused_parameters. Throws Error when a parameter was frozen,
-  /// unfrozen, converted, moved or added since wrapping.
+  /// unfrozen, converted, moved or added since wrapping. With check_every = N, every N-th synchronised forward begins
+  /// with a comparison of a hash of the parameters: where they are not the same bits on all ranks, CommError on every
+  /// rank that names the first parameter, the rank, the element and both values.
   Tensor forward(const Tensor& x) override;
   std::vector<Tensor> forward_all(std::span<const Tensor> inputs) override;
 

@@ -18,6 +18,9 @@ struct DataParallelOptions {
   // One number a replica: the sizes of their parts are in this proportion, and are these where they sum to the number
   // of rows. Default: sizes that differ by at most one.
   std::vector<int64_t> part_sizes = {};
+  // Every so many recorded forwards each replica's parameters are compared with the module's, where they are copies; 0:
+  // never.
+  int64_t check_every = 0;
 };
 
 /// Sizes of at most `parts` parts of `rows` rows that differ by at most one, larger ones first. No part is empty, but

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include <tandem/autograd/node.h>
+#include <tandem/parallel/contents.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/on_device.h>
@@ -136,6 +137,17 @@ void Replicas::refresh() {
   if (unknown) make_reducer();
   for (Entry& entry : entries_)
     if (auto& set = entry.master.identity()->replicas; set != entry.set) set = entry.set;  // after another wrapper
+}
+
+void Replicas::check_alike(std::int64_t step) const {
+  const NoGradGuard no_grad;
+  for (const Entry& entry : entries_)
+    for (std::size_t i = 0; entry.is_parameter && i < devices_.size(); ++i)
+      if (const auto found = first_difference(entry.master, entry.replicas[i]))
+        fail("DataParallel",
+             "replica {} on {} differs at step {}: {} of parameter '{}' is {} in the module, but {} there; a forward "
+             "has given it a value of its own: write to parameters outside of the model's forward",
+             i, devices_[i], step, found->place, entry.name, found->first, found->other);
 }
 
 void Replicas::run(std::size_t count, FunctionRef<void(std::size_t)> body) const {

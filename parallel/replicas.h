@@ -30,6 +30,9 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
   bool current() const;
   /// Brings buffers, and which parameters require grad, up to the module's.
   void refresh();
+  /// Error unless the parameters of each replica have the bits of the module's: names the first that does not, the
+  /// replica and its device. Nothing to do where they share memory. `step` is said in the text.
+  void check_alike(std::int64_t step) const;
   /// Calls body(i) as replica i, for the first `count` replicas: all devices at once, those of one device in order.
   /// Each draws from random stream i. Records if the caller does. An exception of the first replica that failed is
   /// rethrown with the replica and its device.

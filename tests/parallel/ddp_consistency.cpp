@@ -147,11 +147,31 @@ void first_step(const Group& group) {
   differs(group, {"'group.0.lr' is 0.5 on rank 0"}, [&] { two.step(); });
 }
 
+// Three ranks vote.
+void majority(const Group& group) {
+  if (group->size() < 3) return;
+  nn::Linear net(3, 2);
+  fill(*net);
+  const NoGradGuard no_grad;
+  net->weight.copy_(ones({2, 3}));
+  if (group->rank() == 0) net->weight.detach()[1].fill_(2);
+  net->bias.copy_(ones({2}));
+  if (odd_one(group)) net->bias.fill_(3);
+  require_error({"element (1, 0) of parameter 'weight' is 1 on rank 1, but 2 on rank 0"},
+                [&] { parallel::check_consistency(*net, group); });
+  if (group->rank() == 0) net->weight.copy_(ones({2, 3}));
+  require_error({fmt::format("element (0) of parameter 'bias' is 1 on rank 0, but 3 on rank {}", group->size() - 1)},
+                [&] { parallel::check_consistency(*net, group); });
+}
+
 }  // namespace
 
 std::vector<DdpCase> consistency_cases() {
-  return {
-      {"structure", structure}, {"values", values}, {"broadcast_state", broadcast_state}, {"first step", first_step}};
+  return {{"structure", structure},
+          {"values", values},
+          {"broadcast_state", broadcast_state},
+          {"first step", first_step},
+          {"majority", majority}};
 }
 
 }  // namespace tandem::test
