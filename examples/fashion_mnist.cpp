@@ -77,8 +77,9 @@ class Trainer {
     net_ = std::make_shared<Net>();
     net_->to(device_);
     // The parallel modes: one added line each.
-    if (o_.parallel == "dp") dp_.emplace(net_);
-    if (o_.parallel == "ddp") ddp_.emplace(net_);
+    if (o_.parallel == "dp") dp_.emplace(net_, parallel::DataParallelOptions{.check_every = o_.check_every});
+    if (o_.parallel == "ddp")
+      ddp_.emplace(net_, parallel::DistributedDataParallelOptions{.check_every = o_.check_every});
     const auto make = [&](const std::vector<Tensor>& parameters) { return make_optimizer(o_, parameters); };
     if (o_.zero)
       zero_.emplace(net_->parameters(), make);

@@ -59,6 +59,10 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::PositiveNumber)
       ->type_name("STEPS")
       ->needs(save);
+  app.add_option("--check-every", o.check_every,
+                 "dp, ddp: after every so many steps compare the weights of all devices or processes, bit by bit")
+      ->check(CLI::PositiveNumber)
+      ->type_name("STEPS");
   app.add_option("--resume", o.resume,
                  "go on from a file written by --save; a job that was started again takes that of --save")
       ->type_name("FILE");
@@ -70,6 +74,8 @@ int parse_options(int argc, char** argv, Options& o) {
     if (!o.backend.empty() && o.parallel != "ddp") throw CLI::ValidationError("--backend", "is for --parallel ddp");
     if (o.zero && o.parallel != "ddp") throw CLI::ValidationError("--zero", "is for --parallel ddp");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
+    if (o.check_every > 0 && o.parallel == "none")
+      throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);

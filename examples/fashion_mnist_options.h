@@ -22,6 +22,7 @@ struct Options {
   std::string data;
   std::string save, resume, log;
   std::int64_t save_every = 0;
+  std::int64_t check_every = 0;  // dp and ddp: steps between comparisons of the weights; 0: never
   bool quiet = false;
 };
 

@@ -88,6 +88,14 @@ def zero(folder):
     assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
 
 
+def check_every(folder):
+    """The guard finds nothing, and changes nothing."""
+    for mode in (["--parallel", "dp", "--devices", 2], ["--parallel", "ddp", "--nproc", 2]):
+        for name, guard in (("a", []), ("b", ["--check-every", 7])):
+            run("--epochs", 1, "--batch-size", 256, "--threads", 2, "--save", folder / name, *mode, *guard)
+        assert (folder / "a").read_bytes() == (folder / "b").read_bytes(), mode
+
+
 def resume(folder):
     """A run that is killed in the middle of an epoch and resumed ends with the same bits as one that is not."""
     modes = [(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]
@@ -125,6 +133,8 @@ def mistakes(folder):
         (["--optimizer", "lion"], 2, "lion"),
         (["--batch-size", 0], 2, "--batch-size"),
         (["--save-every", 5], 2, "--save"),
+        (["--check-every", 5], 2, "is for --parallel dp and ddp"),
+        (["--parallel", "dp", "--check-every", -5], 2, "--check-every"),
         (["--resume", folder / "none"], 1, "none"),
         (["--log", folder / "no" / "log"], 1, "cannot be written"),
         (["--save", folder / "no" / "file"], 1, "folder that exists"),
