@@ -6,42 +6,25 @@
 
 #include <tandem/tandem.h>
 
+#include "advise.h"
 #include "dp_vs_ddp_report.h"
 #include "dp_vs_ddp_sides.h"
 #include "timing.h"
 
 using namespace tandem;
+using bench::enter;
+using bench::kLearningRate;
 using bench::Mode;
+using bench::Settings;
 using bench::Side;
 
 namespace {
 
-struct Settings {
-  std::vector<std::int64_t> batch_sizes{8, 64, 256, 512};
-  std::vector<std::string> optimizers{"sgd"};
-  std::vector<int> devices{2};
-  std::vector<std::string> modes{"one", "dp", "ddp"};
-  int layers = 2;
-  std::int64_t width = 512;
-  int rounds = 21;
-  double round_ms = 40;
-  std::string backend, json_file;
-
-  bool has(Mode mode) const { return std::find(modes.begin(), modes.end(), bench::name(mode)) != modes.end(); }
-};
-
-constexpr double kLearningRate = 1e-6;  // in the timing: weights that stay as they are for any number of steps
 constexpr int kCheckedSteps = 10;
 constexpr double checked_rate(bool adam) { return adam ? 1e-3 : 0.1; }  // in the comparison of losses
 
 // Rank 0 measures all modes and leads the others through those that need them.
 enum Order : std::int64_t { kMakeForCheck, kMake, kRun, kLosses, kPhases, kPeak, kEnd };
-
-// Devices and threads of a mode: one thread a device or rank, except where threads are what is measured.
-void enter(Mode mode, int devices) {
-  set_num_threads(mode == Mode::dp || mode == Mode::threads ? devices : 1);
-  set_cpu_device_count(mode == Mode::dp ? devices : 1);
-}
 
 class Conductor {
  public:
@@ -247,6 +230,8 @@ int run_benchmark(const Settings& s) {
 
 int main(int argc, char** argv) {
   Settings s;
+  bool advise = false;
+  const int cores = num_threads();
   CLI::App app{
       "The training step of a multilayer perceptron on one device (1 thread), with DataParallel on n virtual CPU "
       "devices, "
@@ -273,13 +258,21 @@ int main(int argc, char** argv) {
   app.add_option("--layers", s.layers, "hidden layers")->check(CLI::Range(0, 1000))->capture_default_str();
   app.add_option("--width", s.width, "width of the hidden layers")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--backend", s.backend, "process group of ddp: shm, gloo (default: the best)");
+  app.add_flag(
+      "--advise", advise,
+      "measure the pieces of a step on one device and between devices, predict from them the step of each mode, "
+      "number of devices (default: up to the cores) and bucket size, and compare with a run of the best");
+  app.add_option("--check-every", s.check_every,
+                 "only measure what comparing the parameters of ddp at every so many steps costs")
+      ->check(CLI::PositiveNumber);
   app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--json", s.json_file, "write the records to this file");
   CLI11_PARSE(app, argc, argv);
+  if (advise && app.count("--devices") == 0) s.devices = bench::device_counts(cores);
   try {
     const bool is_rank = std::getenv("RANK") != nullptr;
     if (!is_rank && !s.json_file.empty() && !bench::write_json(s.json_file, "[]")) return 1;
-    return run_benchmark(s);
+    return advise ? bench::advise(s) : s.check_every > 0 ? bench::guard_cost(s) : run_benchmark(s);
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

@@ -31,6 +31,13 @@ const char* name(Mode mode) {
   return kNames[static_cast<int>(mode)];
 }
 
+void enter(Mode mode, int devices) {
+  set_num_threads(mode == Mode::dp || mode == Mode::threads ? devices : 1);
+  set_cpu_device_count(mode == Mode::dp ? devices : 1);
+}
+
+bool Settings::has(Mode mode) const { return std::find(modes.begin(), modes.end(), name(mode)) != modes.end(); }
+
 struct Side::State {
   Mode mode;
   int devices;
@@ -38,6 +45,7 @@ struct Side::State {
   std::shared_ptr<nn::SequentialImpl> net;
   std::optional<parallel::DataParallel> dp;
   std::optional<parallel::DistributedDataParallel> ddp;
+  std::shared_ptr<parallel::ProcessGroup> group;
   std::unique_ptr<optim::Optimizer> optimizer;
   nn::CrossEntropyLoss loss_fn;
   Tensor x, y;
@@ -47,13 +55,19 @@ struct Side::State {
     if (ddp) return ddp->loss(loss_fn, x, y);
     return loss_fn((*net)(x), y);
   }
+  double bytes_of_buckets() const {
+    double bytes = 0;
+    for (const auto& bucket : ddp->logging_data().buckets) bytes += static_cast<double>(bucket.bytes);
+    return bytes;
+  }
   void finish() {
     optimizer->step();
     optimizer->zero_grad();
   }
 };
 
-Side::Side(Mode mode, const Problem& problem, int devices, double lr) : state_(std::make_unique<State>()) {
+Side::Side(Mode mode, const Problem& problem, int devices, double lr, std::shared_ptr<parallel::ProcessGroup> group)
+    : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.mode = mode;
   s.devices = devices;
@@ -65,11 +79,15 @@ Side::Side(Mode mode, const Problem& problem, int devices, double lr) : state_(s
   s.y = randint(0, 10, {problem.batch_size});
   if (mode == Mode::dp) s.dp.emplace(s.net);
   if (mode == Mode::ddp) {
-    const std::int64_t rank = parallel::rank(), ranks = parallel::world_size();
+    s.group = group ? std::move(group) : parallel::default_group();
+    const std::int64_t rank = s.group->rank(), ranks = s.group->size();
     const std::int64_t begin = problem.batch_size * rank / ranks, end = problem.batch_size * (rank + 1) / ranks;
     s.x = s.x.slice(0, begin, end).clone();
     s.y = s.y.slice(0, begin, end).clone();
-    s.ddp.emplace(s.net);
+    s.ddp.emplace(s.net, parallel::DistributedDataParallelOptions{.process_group = s.group,
+                                                                  .bucket_cap_mb = problem.bucket_mb,
+                                                                  .first_bucket_mb = std::min(1.0, problem.bucket_mb),
+                                                                  .check_every = problem.check_every});
   }
   s.optimizer = make_optimizer(problem.adam, s.net->parameters(), lr);
 }
@@ -88,7 +106,7 @@ std::vector<double> Side::losses(int count) {
     loss.backward();
     state_->finish();
     Tensor value = loss.detach().to(float64);
-    if (state_->ddp) parallel::all_reduce(value, {.op = parallel::ReduceOp::avg});
+    if (state_->ddp) parallel::all_reduce(value, {.op = parallel::ReduceOp::avg, .group = state_->group});
     values.push_back(value.item<double>());
   }
   return values;
@@ -135,7 +153,7 @@ Phases Side::phases(int count) {
     std::vector<double> values;
     for (const auto& entry : result) values.push_back(entry.second);
     Tensor t = tensor(values, {.dtype = float64});
-    parallel::all_reduce(t, {.op = parallel::ReduceOp::avg});
+    parallel::all_reduce(t, {.op = parallel::ReduceOp::avg, .group = s.group});
     std::size_t i = 0;
     for (auto& entry : result) entry.second = t[static_cast<std::int64_t>(i++)].item<double>();
   }
@@ -148,10 +166,9 @@ double Side::peak_bytes() const {
   for (int i = 0; i < s.devices; ++i) peak = std::max(peak, memory_stats(Device(DeviceType::cpu, i)).peak);
   double bytes = static_cast<double>(peak) - static_cast<double>(s.memory_before);
   if (!s.ddp) return bytes;
-  // Buckets lie in the group's memory.
-  for (const auto& bucket : s.ddp->logging_data().buckets) bytes += static_cast<double>(bucket.bytes);
+  bytes += s.bytes_of_buckets();  // they lie in the group's memory
   Tensor most = full({1}, bytes, {.dtype = float64});
-  parallel::all_reduce(most, {.op = parallel::ReduceOp::max});
+  parallel::all_reduce(most, {.op = parallel::ReduceOp::max, .group = s.group});
   return most.item<double>();
 }
 
@@ -159,9 +176,7 @@ double Side::moved_bytes() const {
   const State& s = *state_;
   if (s.dp) return static_cast<double>(s.dp->phases().bytes_through_device_0);
   if (!s.ddp) return 0;
-  double bytes = 0;
-  for (const auto& bucket : s.ddp->logging_data().buckets) bytes += static_cast<double>(bucket.bytes);
-  return bytes * 2 * (parallel::world_size() - 1) / parallel::world_size();
+  return s.bytes_of_buckets() * 2 * (s.group->size() - 1) / s.group->size();
 }
 
 }  // namespace bench

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Runs dp_vs_ddp --advise and --check-every on a small model: they end, say what to do, and their numbers fit together.
+
+usage: advise_test.py DP_VS_DDP
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TANDEM_CPU_DEVICES")}
+SMALL = ["--layers", "6", "--width", "64", "--rounds", "1", "--batch-size", "7"]
+
+
+def run(*arguments, expect=0):
+    done = subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=280)
+    assert done.returncode == expect, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def close(a, b):
+    return abs(a - b) <= 1e-6 * max(1, abs(a))
+
+
+with tempfile.TemporaryDirectory() as folder:
+    file = pathlib.Path(folder) / "records"
+    output = run("--advise", *SMALL, "--devices", "2,3", "--optimizer", "adam", "--json", str(file))
+    assert "\nUse " in output or "\nStay on one device" in output, output
+    assert "measured" in output and "limited by" in output, output
+    records = json.loads(file.read_text())
+    assert [r["mode"] for r in records][0] == "one" and {r["devices"] for r in records[1:]} == {2, 3}, records
+    assert sum(r.get("chosen", False) for r in records) == 1, records
+    for r in records:
+        assert close(r["predicted_us"], sum(r["parts_us"].values())) and r["predicted_us"] > 0, r
+        assert close(r["predicted_speed_up"], records[0]["predicted_us"] / r["predicted_us"]), r
+        if r["mode"] == "one":
+            assert r["parts_us"]["waiting"] == r["parts_us"]["exchange"] == r["parts_us"]["wrapper"] == 0, r
+    measured = [r for r in records if "measured_us" in r]
+    assert [r["mode"] for r in measured] == ["one", "dp", "ddp"], records
+    for r in measured:
+        assert close(r["error"], r["predicted_us"] / r["measured_us"] - 1), r
+    assert "compared every 10 steps" in run("--check-every", "10", *SMALL)
+    assert "--advise compares one device with more" in run("--advise", *SMALL, "--devices", "1", expect=1)
+print("passed")
