@@ -17,13 +17,13 @@ double at(const Curve& curve, double size);
 /// Microseconds of a step's pieces, and what n devices at once cost.
 struct Pieces {
   int devices = 1;
-  Curve compute = {};            // one device: forward and backward, against rows
+  Curve compute = {};       // one device: forward and backward, against rows
   double update = 0;        // one device: the optimizer on all weights
   double slowdown = 1;      // of computing and updating on all devices in step: waiting, and what cores share
   double dp_wrapper = 0;    // what DataParallel adds to the smallest of steps
   double dp_sum = 0;        // adding the replicas' gradients
   double ddp_wrapper = 0;   // what DistributedDataParallel adds to the smallest of steps, without the all-reduce
-  Curve all_reduce = {};         // against bytes
+  Curve all_reduce = {};    // against bytes
   double hidden_share = 0;  // of an all-reduce, which costs nothing while the ranks compute
 };
 

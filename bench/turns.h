@@ -26,4 +26,13 @@ void take_turns(std::vector<Turn>& turns, int rounds, double round_ms);
 /// The mean of `calls` calls of `body`, as "whole".
 Phases mean_of(int calls, const std::function<void()>& body);
 
+/// Calls body with the devices and threads of a mode.
+template <class Body>
+auto in(Mode mode, int devices, const Body& body) {
+  enter(mode, devices);
+  auto result = body();
+  enter(Mode::one, 1);
+  return result;
+}
+
 }  // namespace bench
