@@ -185,7 +185,7 @@ void options(const Group& group) {
 }  // namespace
 
 std::vector<DdpCase> guard_cases() {
-  return {{"one bit", one_bit},
+  return {{"one bit of one weight on one rank", one_bit},
           {"bits and not values", bits_and_not_values},
           {"no false alarm", no_false_alarm},
           {"steps that count", steps_that_count},
