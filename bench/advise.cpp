@@ -81,76 +81,95 @@ void print_predictions(const std::vector<Prediction>& predictions) {
                predictions.front().step() / p.step(), what_limits(p, predictions.front()));
 }
 
-// The records of one batch size and optimizer, on rank 0. Called by all ranks.
-nlohmann::json advise_for(const Problem& problem, const std::vector<int>& counts, const std::vector<Group>& groups,
-                          const Settings& s) {
+// What the pieces predict for one device, and for each candidate; on rank 0. Called by all ranks.
+std::vector<Prediction> predictions_for(const Problem& problem, const std::vector<Group>& groups, const Settings& s) {
   const bool first = parallel::rank() == 0;
-  std::vector<Prediction> predictions;
   const auto rows = static_cast<double>(problem.batch_size);
   if (first)
     fmt::print("MLP with {} hidden layer{} of {}, {} rows a step, {}\n", problem.layers, problem.layers == 1 ? "" : "s",
                problem.width, problem.batch_size, problem.adam ? "adam" : "sgd");
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    const Pieces pieces = measure_pieces(problem, groups[i], s.rounds, s.round_ms / 2);
+  std::vector<Prediction> predictions;
+  for (const Group& group : groups) {
+    const Pieces pieces = measure_pieces(problem, group, s.rounds, s.round_ms / 2);
     if (!first) continue;
-    fmt::print("{}", describe(pieces, groups[i]->backend()));
+    fmt::print("{}", describe(pieces, group->backend()));
     if (predictions.empty()) predictions.push_back(predict(pieces, {}, rows));
-    for (const Candidate& c : candidates_of(problem, counts[i])) predictions.push_back(predict(pieces, c, rows));
+    for (const Candidate& c : candidates_of(problem, group->size())) predictions.push_back(predict(pieces, c, rows));
   }
-  // The best of each mode is run. Rank 0 says which they are, by number of devices and size of buckets.
-  Tensor chosen = zeros({4}, {.dtype = float64});
-  std::vector<std::size_t> run;
+  return predictions;
+}
+
+void print_choice(const Prediction& best, const Prediction& one) {
+  if (best.candidate.mode == Mode::one)
+    fmt::print("Stay on one device: by these numbers nothing is faster.\n");
+  else
+    fmt::print("Use {}: by these numbers {:.2f} times as fast as one device.\n", describe(best.candidate),
+               one.step() / best.step());
+}
+
+// The numbers of those to run: one device, and the best of each other mode.
+std::vector<std::size_t> best_of_modes(const std::vector<Prediction>& predictions) {
+  std::vector<std::size_t> best{0};
+  for (const Mode mode : {Mode::dp, Mode::ddp}) {
+    std::vector<Prediction> of_mode;
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = 0; i < predictions.size(); ++i) {
+      if (predictions[i].candidate.mode != mode) continue;
+      of_mode.push_back(predictions[i]);
+      numbers.push_back(i);
+    }
+    best.push_back(numbers[best_of(of_mode)]);
+  }
+  return best;
+}
+
+// Prints the predictions beside what was measured, and adds that to the records.
+void print_results(const std::vector<Prediction>& run, const std::vector<std::vector<double>>& times,
+                   const std::vector<nlohmann::json*>& records) {
+  fmt::print("{:>5} {:>2} {:>10} {:>22} {:>6} {:>10} {:>9}\n", "mode", "n", "predicted", "measured [p10, p90]", "error",
+             "speed-up", "measured");
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    const double predicted = run[i].step(), measured = median(times[i]), error = predicted / measured - 1,
+                 speed_up = median_ratio(times[0], times[i]);
+    records[i]->update({{"measured_us", measured}, {"error", error}, {"measured_speed_up", speed_up}});
+    fmt::print("{:>5} {:>2} {:>10.0f} {:>22} {:>5.0f}% {:>10.2f} {:>9.2f}\n", name(run[i].candidate.mode),
+               run[i].candidate.devices, predicted,
+               fmt::format("{:.0f} [{:.0f}, {:.0f}]", measured, quantile(times[i], 0.1), quantile(times[i], 0.9)),
+               100 * error, run.front().step() / predicted, speed_up);
+  }
+  std::fflush(stdout);
+}
+
+// The records of one batch size and optimizer, on rank 0. Called by all ranks.
+nlohmann::json advise_for(const Problem& problem, const std::vector<Group>& groups, const Settings& s) {
+  const std::vector<Prediction> predictions = predictions_for(problem, groups, s);
+  const bool first = parallel::rank() == 0;
+  std::vector<Prediction> run{{}, {.candidate = {.mode = Mode::dp}}, {.candidate = {.mode = Mode::ddp}}};
+  nlohmann::json records = nlohmann::json::array();
+  std::vector<nlohmann::json*> records_of_run;
   if (first) {
     print_predictions(predictions);
     const std::size_t best = best_of(predictions);
-    if (best == 0)
-      fmt::print("Stay on one device: by these numbers nothing is faster.\n");
-    else
-      fmt::print("Use {}: by these numbers {:.2f} times as fast as one device.\n",
-                 bench::describe(predictions[best].candidate), predictions.front().step() / predictions[best].step());
-    run.push_back(0);
-    for (const Mode mode : {Mode::dp, Mode::ddp}) {
-      std::vector<Prediction> of_mode;
-      std::vector<std::size_t> numbers;
-      for (std::size_t i = 0; i < predictions.size(); ++i)
-        if (predictions[i].candidate.mode == mode) {
-          of_mode.push_back(predictions[i]);
-          numbers.push_back(i);
-        }
-      run.push_back(numbers[best_of(of_mode)]);
+    print_choice(predictions[best], predictions.front());
+    for (const Prediction& p : predictions) records.push_back(record_of(p, predictions.front(), problem));
+    records[best]["chosen"] = true;
+    run.clear();
+    for (const std::size_t i : best_of_modes(predictions)) {
+      run.push_back(predictions[i]);
+      records_of_run.push_back(&records[i]);
     }
-    chosen = tensor(
-        {static_cast<double>(predictions[run[1]].candidate.devices),
-         static_cast<double>(predictions[run[2]].candidate.devices), predictions[run[2]].candidate.bucket_mb, 0.0},
-        {.dtype = float64});
   }
+  // The other ranks learn what is run.
+  Candidate &dp = run[1].candidate, &ddp = run[2].candidate;
+  Tensor chosen =
+      tensor({static_cast<double>(dp.devices), static_cast<double>(ddp.devices), ddp.bucket_mb}, {.dtype = float64});
   parallel::broadcast(chosen, 0);
-  const auto numbers = chosen.to_vector<double>();
-  const std::vector<Candidate> candidates{
-      {},
-      {.mode = Mode::dp, .devices = static_cast<int>(numbers[0])},
-      {.mode = Mode::ddp, .devices = static_cast<int>(numbers[1]), .bucket_mb = numbers[2]}};
-  const auto group =
-      groups[static_cast<std::size_t>(std::ranges::find(counts, candidates[2].devices) - counts.begin())];
-  const auto times = run_steps(candidates, problem, {nullptr, nullptr, group}, s.rounds, s.round_ms);
-  nlohmann::json records = nlohmann::json::array();
-  if (!first) return records;
-  for (const Prediction& p : predictions) records.push_back(record_of(p, predictions.front(), problem));
-  records[best_of(predictions)]["chosen"] = true;
-  fmt::print("{:>5} {:>2} {:>10} {:>22} {:>6} {:>18}\n", "mode", "n", "predicted", "measured [p10, p90]", "error",
-             "speed-up, measured");
-  for (std::size_t i = 0; i < run.size(); ++i) {
-    nlohmann::json& record = records[run[i]];
-    const double predicted = predictions[run[i]].step(), measured = median(times[i]);
-    record["measured_us"] = measured;
-    record["error"] = predicted / measured - 1;
-    record["measured_speed_up"] = median_ratio(times[0], times[i]);
-    fmt::print(
-        "{:>5} {:>2} {:>10.0f} {:>22} {:>5.0f}% {:>8.2f}, {:>8.2f}\n", name(candidates[i].mode), candidates[i].devices,
-        predicted, fmt::format("{:.0f} [{:.0f}, {:.0f}]", measured, quantile(times[i], 0.1), quantile(times[i], 0.9)),
-        100 * (predicted / measured - 1), predictions.front().step() / predicted, median_ratio(times[0], times[i]));
-  }
-  std::fflush(stdout);
+  dp.devices = chosen[0].item<int>();
+  ddp.devices = chosen[1].item<int>();
+  ddp.bucket_mb = chosen[2].item<double>();
+  const auto group = std::ranges::find(groups, ddp.devices, [](const Group& g) { return g->size(); });
+  const auto times = run_steps({run[0].candidate, dp, ddp}, problem, {nullptr, nullptr, *group}, s.rounds, s.round_ms);
+  if (first) print_results(run, times, records_of_run);
   return records;
 }
 
@@ -192,7 +211,7 @@ int advise(const Settings& s) {
     for (const int n : counts) groups.push_back(group_of(n));
     nlohmann::json records = nlohmann::json::array();
     for (const Problem& problem : problems_of(s))
-      for (const nlohmann::json& record : advise_for(problem, counts, groups, s)) records.push_back(record);
+      for (const nlohmann::json& record : advise_for(problem, groups, s)) records.push_back(record);
     if (parallel::rank() == 0 && !s.json_file.empty()) append_records(s.json_file, records);
   });
 }
