@@ -29,6 +29,7 @@
 #include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/launch/spawn.h>
 #include <tandem/parallel/launch/spawn_threads.h>
+#include <tandem/parallel/powersgd.h>
 #include <tandem/parallel/scatter_gather.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>

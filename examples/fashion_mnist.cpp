@@ -80,6 +80,7 @@ class Trainer {
     if (o_.parallel == "dp") dp_.emplace(net_, parallel::DataParallelOptions{.check_every = o_.check_every});
     if (o_.parallel == "ddp")
       ddp_.emplace(net_, parallel::DistributedDataParallelOptions{.check_every = o_.check_every});
+    register_comm_hook();
     const auto make = [&](const std::vector<Tensor>& parameters) { return make_optimizer(o_, parameters); };
     if (o_.zero)
       zero_.emplace(net_->parameters(), make);
@@ -137,6 +138,20 @@ class Trainer {
           "--save {} cannot be written: give a file in a folder that exists", o_.save);
   }
 
+  void register_comm_hook() {
+    if (o_.comm_hook == "fp16") ddp_->register_comm_hook(parallel::fp16_compress_hook());
+    if (o_.comm_hook == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
+    if (o_.comm_hook == "powersgd") ddp_->register_comm_hook(powersgd_.emplace().hook());
+  }
+
+  // What a file of --save holds.
+  template <class S>
+  std::vector<StateRef<S>> saved_parts() {
+    std::vector<StateRef<S>> parts = {net_, optimizer_state(), progress_};
+    if (powersgd_) parts.emplace_back(*powersgd_);
+    return parts;
+  }
+
   // Progress counts batches, so it is only true for the same batches in the same order.
   std::map<std::string, double> settings() const {
     return {{"batch_size", static_cast<double>(o_.batch_size)},
@@ -157,7 +172,7 @@ class Trainer {
   }
 
   void resume() {
-    load(resume_from_, {net_, optimizer_state(), progress_}, {.map_location = device_});
+    load(resume_from_, saved_parts<Stateful>(), {.map_location = device_});
     for (const auto& [name, value] : settings())
       check(progress_.numbers[name] == value, "fashion_mnist",
             "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", resume_from_, name,
@@ -208,8 +223,10 @@ class Trainer {
     average_loss_over_ranks();
     progress_.numbers.erase("job");
     if (job != 0) progress_.numbers["job"] = job;
-    if (ddp_) parallel::save_checkpoint(o_.save, {net_, optimizer_state(), progress_});
-    if (!ddp_) save(o_.save, {net_, optimizer_state(), progress_});
+    if (powersgd_) powersgd_->gather_state();
+    const auto parts = saved_parts<const Stateful>();
+    if (ddp_) parallel::save_checkpoint(o_.save, parts);
+    if (!ddp_) save(o_.save, parts);
   }
 
   void finish_epoch(std::int64_t batches) {
@@ -252,6 +269,7 @@ class Trainer {
   std::optional<parallel::ZeroRedundancyOptimizer> zero_;
   std::optional<parallel::DataParallel> dp_;
   std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<parallel::PowerSGD> powersgd_;
   nn::CrossEntropyLoss loss_fn_;
   Progress progress_;
 };

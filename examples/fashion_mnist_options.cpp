@@ -24,6 +24,10 @@ int parse_options(int argc, char** argv, Options& o) {
   app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
       ->check(CLI::Range(1, 64));
   app.add_option("--backend", o.backend, "ddp: process group, shm, gloo or mpi (default: the best)")->type_name("NAME");
+  app.add_option("--comm-hook", o.comm_hook, "ddp: how gradients travel: none (as they are), fp16, bf16 or powersgd")
+      ->check(CLI::IsMember({"none", "fp16", "bf16", "powersgd"}))
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_option("--device", o.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("TYPE")
@@ -73,6 +77,8 @@ int parse_options(int argc, char** argv, Options& o) {
     if (o.nproc > 0 && o.parallel != "ddp") throw CLI::ValidationError("--nproc", "is for --parallel ddp");
     if (!o.backend.empty() && o.parallel != "ddp") throw CLI::ValidationError("--backend", "is for --parallel ddp");
     if (o.zero && o.parallel != "ddp") throw CLI::ValidationError("--zero", "is for --parallel ddp");
+    if (o.comm_hook != "none" && o.parallel != "ddp")
+      throw CLI::ValidationError("--comm-hook", "is for --parallel ddp");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
       throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");

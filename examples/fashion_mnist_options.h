@@ -4,10 +4,11 @@
 #include <string>
 
 struct Options {
-  std::string parallel = "none";  // none, dp, ddp
-  int devices = 0;                // of dp; 0: all there are, at least 2
-  int nproc = 0;                  // of ddp: start that many processes; 0: started by tandem-run
-  std::string backend;            // of ddp; empty: the best there is
+  std::string parallel = "none";   // none, dp, ddp
+  int devices = 0;                 // of dp; 0: all there are, at least 2
+  int nproc = 0;                   // of ddp: start that many processes; 0: started by tandem-run
+  std::string backend;             // of ddp; empty: the best there is
+  std::string comm_hook = "none";  // of ddp: how gradients travel
   std::string device = "cpu";
   int threads = 0;  // in all; 0: one a core
   std::int64_t epochs = 5;

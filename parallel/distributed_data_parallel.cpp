@@ -229,6 +229,12 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
       state_);
 }
 
+void DistributedDataParallel::register_comm_hook(CommHook hook) {
+  check(static_cast<bool>(hook.run), kName, "the communication hook '{}' is empty; give it a function", hook.name);
+  verify_structure(*state_->module, *state_->group, {{"communication hook", hook.name}});
+  state_->reducer->set_hook(std::move(hook));
+}
+
 DistributedDataParallel::NoSync::NoSync(std::shared_ptr<State> state)
     : state_(std::move(state)), before_(std::exchange(state_->synchronised, false)) {}
 DistributedDataParallel::NoSync::~NoSync() { state_->synchronised = before_; }

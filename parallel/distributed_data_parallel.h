@@ -7,7 +7,7 @@
 
 #include <tandem/nn/loss.h>
 #include <tandem/nn/module.h>
-#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm_hook.h>
 #include <tandem/parallel/reducer.h>
 #include <tandem/tensor/callable.h>
 
@@ -71,6 +71,11 @@ class DistributedDataParallel : public nn::Module {
   /// The same for any function of output and target that gives one number: the mean over the rows of y, or their sum.
   Tensor loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction, const Tensor& x,
               const Tensor& y);
+
+  /// Gradients are averaged by this hook from now on. Every rank calls it, once, before the first backward, with a hook
+  /// of the same name. Error for a hook that is empty, comes too late or is the second; CommError when the names
+  /// differ.
+  void register_comm_hook(CommHook hook);
 
  private:
   struct State;

@@ -35,7 +35,7 @@ struct Reducer::State {
   };
   struct Filled {
     std::vector<std::size_t> entries;
-    Tensor flat = {};
+    GradBucket gradients;
     std::size_t pending = 0;  // entries that are not ready
   };
   struct Flight {
@@ -45,6 +45,7 @@ struct Reducer::State {
   };
 
   std::shared_ptr<ProcessGroup> group;
+  CommHook hook;  // none: all_reduce
   std::vector<std::int64_t> caps;
   bool rebuild = false, rebuild_due = false, rebuilt = false, armed = false;
   std::vector<Entry> entries;
@@ -53,7 +54,7 @@ struct Reducer::State {
   std::vector<Flight> flights;     // what this backward has started, a collective a bucket
   std::vector<std::size_t> order;  // of arrival in this backward
   std::exception_ptr error;        // of this rank, in this backward
-  std::mutex mutex;                // in a graph on several devices, hooks run on several threads
+  std::recursive_mutex mutex;      // in a graph on several devices, hooks run on several threads
   Clock::time_point begun, computed, under_way;
   Times times;
 
@@ -104,17 +105,25 @@ struct Reducer::State {
       const std::int64_t step = kAlign / static_cast<std::int64_t>(size_of(first.dtype()));
       std::int64_t count = 0;
       for (const std::size_t i : members) count += (entries[i].parameter.numel() + step - 1) / step * step;
-      Filled bucket{members, group->allocate({count}, first.dtype())};
-      const Tensor memory = on_device(bucket.flat, first.device());
+      const Tensor flat = group->allocate({count}, first.dtype()), memory = on_device(flat, first.device());
+      std::vector<std::string> names;
+      std::vector<Tensor> gradients;
       std::int64_t at = 0;
       for (const std::size_t i : members) {
         Entry& entry = entries[i];
         entry.bucket = buckets.size();
-        entry.view = memory.narrow(0, at, entry.parameter.numel()).view(entry.parameter.shape()).detach();
+        auto part = [&](const Tensor& t) {
+          return t.narrow(0, at, entry.parameter.numel()).view(entry.parameter.shape()).detach();
+        };
+        entry.view = part(memory);
+        gradients.push_back(part(flat));
+        names.push_back(entry.name);
         at += (entry.parameter.numel() + step - 1) / step * step;
         entry.leaf->set_destination(entry.view);
       }
-      buckets.push_back(std::move(bucket));
+      const auto index = static_cast<int>(buckets.size());
+      buckets.push_back({members, GradBucket(index, buckets.size() + 1 == plan.size(), flat, std::move(names),
+                                             std::move(gradients))});
     }
   }
 
@@ -161,7 +170,10 @@ struct Reducer::State {
     watch();
   }
   void launch() {
-    start([this] { return group->all_reduce(buckets[flights.size()].flat, ReduceOp::avg); });
+    start([this] {
+      GradBucket& bucket = buckets[flights.size()].gradients;
+      return hook.run ? run_hook(hook, bucket, *group) : group->all_reduce(bucket.buffer(), ReduceOp::avg);
+    });
   }
   void refuse(const std::string& reason) {
     if (!error) error = std::make_exception_ptr(Error("[DistributedDataParallel] " + reason));
@@ -224,6 +236,14 @@ Reducer::Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, s
 Reducer::~Reducer() {
   state_->disarm();
   for (State::Entry& entry : state_->entries) entry.leaf->set_destination({});
+}
+
+void Reducer::set_hook(CommHook hook) {
+  check(!state_->hook.run, "DistributedDataParallel",
+        "the model has the communication hook '{}' already; register one hook, once", state_->hook.name);
+  check(state_->begun == Clock::time_point(), "DistributedDataParallel",
+        "the communication hook '{}' comes after the first backward; register it before", hook.name);
+  state_->hook = std::move(hook);
 }
 
 void Reducer::begin() {
@@ -290,7 +310,9 @@ void Reducer::fail_rest(const std::string& reason) {
 
 std::exception_ptr Reducer::wait() {
   State& s = *state_;
+  const NoGradGuard no_grad;
   std::exception_ptr error = s.error;
+  bool others_go_on = !error;
   for (State::Flight& flight : s.flights) {
     try {
       flight.work.wait();
@@ -298,16 +320,17 @@ std::exception_ptr Reducer::wait() {
       flight.error = std::current_exception();
     }
     if (!error) error = flight.error;
+    others_go_on &= !flight.error || flight.work.failed_alone();
   }
   s.watch();
   s.times.exposed = seconds(Clock::now() - s.computed);
   s.disarm();
   s.error = nullptr;
   s.flights.clear();
-  if (error) return error;
+  if (!others_go_on) return error;
   for (State::Entry& entry : s.entries) entry.touched = false;
   s.rebuild_due = std::exchange(s.rebuild, false);
-  return nullptr;
+  return error;
 }
 
 std::size_t Reducer::size() const { return state_->entries.size(); }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <tandem/parallel/comm/process_group.h>
+#include <tandem/parallel/comm_hook.h>
 #include <tandem/tensor/io/state.h>
 
 namespace tandem::parallel {
@@ -15,7 +15,8 @@ namespace tandem::parallel {
 /// Note [Launch order]: in every backward that it is armed for, each rank starts exactly one collective for each
 /// bucket, in the order of the plan, which is the same on all ranks. A bucket is launched when it is complete and all
 /// before it have been launched. A rank that cannot complete a bucket starts ProcessGroup::fail in its place: the
-/// others get the reason, and the ranks stay in step whatever goes wrong on one of them.
+/// others get the reason, and the ranks stay in step whatever goes wrong on one of them. What a communication hook
+/// starts after that first collective of a bucket is started within wait, bucket by bucket: see Note [Continuations].
 class Reducer {
  public:
   /// The parameters that require grad, in the order in which they are registered, the same on all ranks. The first plan
@@ -25,6 +26,8 @@ class Reducer {
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
+  /// Buckets are averaged by the hook from now on. Error when there is one, or there has been a backward.
+  void set_hook(CommHook hook);
 
   /// Arms the reducer for the backward that is running. Error, and nothing is changed, when it is armed already, or
   /// another that is armed shares a parameter.

@@ -98,6 +98,7 @@ Work ProcessGroup::run(Collective c) {
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
   Work work = start(c);
+  call_count_ += !is_message(c.operation);
   fault::point(fault::Point::collective);
   return work;
 }

@@ -41,6 +41,8 @@ class ProcessGroup {
   /// This process's rank in the group, 0 .. size() - 1; -1 when it is not a member.
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// How many collectives this rank has started in the group; messages are not counted.
+  std::uint64_t call_count() const { return call_count_; }
 
   /// Replaces `t` by the combination of all ranks' tensors, which have one shape and dtype.
   Work all_reduce(Tensor& t, ReduceOp op = ReduceOp::sum);
@@ -86,6 +88,7 @@ class ProcessGroup {
 
  private:
   Work run(Collective collective);
+  std::uint64_t call_count_ = 0;
 };
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.

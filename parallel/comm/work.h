@@ -21,6 +21,8 @@ class Work {
     virtual bool poll() = 0;
     /// Returns when the collective has ended; throws what went wrong.
     virtual void wait() = 0;
+    /// See Work::failed_alone.
+    virtual bool failed_alone() const { return false; }
   };
 
   /// A collective that is done.
@@ -38,6 +40,8 @@ class Work {
   bool is_completed() const { return !state_ || state_->poll(); }
   /// What wait would throw; null while the collective is under way or when it went well.
   std::exception_ptr exception() const;
+  /// Whether wait has thrown what went wrong on this rank alone, in what follows a collective: the others go on.
+  bool failed_alone() const { return state_ && state_->failed_alone(); }
 
  private:
   std::shared_ptr<State> state_;

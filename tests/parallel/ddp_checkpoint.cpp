@@ -1,24 +1,13 @@
 // Checkpoints of a job: what is resumed goes on with the same bits, with random numbers that each rank draws for
 // itself.
-#include <unistd.h>
-
-#include <filesystem>
-
 #include <tandem/tests/parallel/ddp_cases.h>
+#include <tandem/tests/parallel/job_file.h>
 
 namespace tandem::test {
 namespace {
 
 using parallel::load_checkpoint;
 using parallel::save_checkpoint;
-
-// A path that is the same on all ranks.
-std::string file_of(const Group& group, const char* name) {
-  Tensor id = full({1}, static_cast<std::int64_t>(getpid()), {.dtype = int64});
-  group->broadcast(id, 0).wait();
-  const std::string file = fmt::format("tandem_{}_{}", id.item<std::int64_t>(), name);
-  return (std::filesystem::temp_directory_path() / file).string();
-}
 
 struct Training {
   explicit Training(const Group& g) : group(g) {

@@ -69,6 +69,23 @@ def modes(folder):
     assert abs(epochs(log)[-1]["test_accuracy"] - losses[0]["test_accuracy"]) < 0.03
 
 
+def comm_hooks(folder):
+    """Gradients that are compressed train as well, within 1 %. A run with PowerSGD can be resumed."""
+    settings = ["--epochs", 1, "--batch-size", 256, "--lr", 0.1, "--parallel", "ddp", "--nproc", 2]
+    accuracy = {}
+    for hook in ("none", "fp16", "bf16", "powersgd"):
+        log = folder / hook
+        run(*settings, "--comm-hook", hook, "--log", log)
+        accuracy[hook] = epochs(log)[-1]["test_accuracy"]
+    assert accuracy["none"] > 0.76, accuracy
+    assert all(abs(a - accuracy["none"]) < 0.01 for a in accuracy.values()), accuracy
+    large = ["--batch-size", 2000, "--parallel", "ddp", "--nproc", 2, "--comm-hook", "powersgd"]
+    run("--epochs", 2, *large, "--save", folder / "whole")
+    run("--epochs", 1, *large, "--save", folder / "part")
+    run("--epochs", 2, *large, "--save", folder / "part", "--resume", folder / "part")
+    assert (folder / "whole").read_bytes() == (folder / "part").read_bytes()
+
+
 def same_bits(folder):
     """Two runs with two threads write the same file."""
     for name in "ab":
@@ -125,6 +142,7 @@ def mistakes(folder):
         (["--device", "cuda"], 1, 'use "cpu"'),
         (["--parallel", "ddp"], 1, "tandem-run -n 2"),
         (["--nproc", 2], 2, "--parallel ddp"),
+        (["--comm-hook", "fp16"], 2, "--parallel ddp"),
         (["--devices", 2], 2, "--parallel dp"),
         (["--zero"], 2, "--parallel ddp"),
         (["--backend", "shm"], 2, "--parallel ddp"),

@@ -1,0 +1,122 @@
+#include <tandem/parallel/comm/then.h>
+
+#include <utility>
+
+namespace tandem::parallel {
+namespace {
+
+std::exception_ptr error_of(const Work& work) {
+  try {
+    work.wait();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+class Chain final : public Work::State {
+ public:
+  // Without a group, `next` starts nothing.
+  Chain(Work first, std::shared_ptr<ProcessGroup> group, UniqueFunction<Work()> next)
+      : work_(std::move(first)), group_(std::move(group)), next_(std::move(next)) {}
+
+  // See Note [Continuations].
+  bool poll() override {
+    if (ended_ || !work_.is_completed()) return ended_;
+    return !group_ || (work_.exception() && !work_.failed_alone());
+  }
+  void wait() override {
+    if (!ended_) run();
+    if (error_) std::rethrow_exception(error_);
+  }
+  bool failed_alone() const override { return alone_; }
+
+ private:
+  void run() {
+    const UniqueFunction<Work()> next = std::exchange(next_, {});
+    check(static_cast<bool>(next), "then", "what follows a work waits for that same work; leave the wait out");
+    error_ = error_of(work_);
+    alone_ = error_ && work_.failed_alone();
+    bool missing = group_ && alone_;  // the others start what follows, and this rank does not
+    if (!error_) {
+      const std::uint64_t before = group_ ? group_->call_count() : 0;
+      try {
+        work_ = next();
+      } catch (...) {
+        error_ = std::current_exception();
+        alone_ = true;
+        missing = group_ && group_->call_count() == before;
+      }
+      if (!error_) {
+        error_ = error_of(work_);
+        alone_ = error_ && work_.failed_alone();
+      }
+    }
+    if (missing) {
+      (void)error_of(fail_with(*group_, "what follows a collective", error_));
+      alone_ = false;
+    }
+    ended_ = true;
+    work_ = {};
+    group_ = {};
+  }
+
+  Work work_;
+  std::shared_ptr<ProcessGroup> group_;
+  UniqueFunction<Work()> next_;
+  std::exception_ptr error_;
+  bool ended_ = false, alone_ = false;
+};
+
+class Failed final : public Work::State {
+ public:
+  Failed(Work told, std::exception_ptr error) : told_(std::move(told)), error_(std::move(error)) {}
+  bool poll() override { return told_.is_completed(); }
+  void wait() override {
+    try {
+      told_.wait();
+    } catch (const std::exception&) {  // the error itself is on its way
+    }
+    std::rethrow_exception(error_);
+  }
+
+ private:
+  const Work told_;
+  const std::exception_ptr error_;
+};
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of another kind than std::exception";
+  }
+}
+
+}  // namespace
+
+Work then(Work first, UniqueFunction<void()> next) {
+  return Work(std::make_shared<Chain>(std::move(first), nullptr, [next = std::move(next)] {
+    next();
+    return Work();
+  }));
+}
+
+Work then(Work first, std::shared_ptr<ProcessGroup> group, UniqueFunction<Work()> next) {
+  check(group != nullptr, "then", "the group is null; give the one whose collective follows");
+  return Work(std::make_shared<Chain>(std::move(first), std::move(group), std::move(next)));
+}
+
+Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr error) {
+  Work told;
+  try {
+    told = group.fail(
+        fmt::format("rank {} of {}: {} ended with an error: {}", group.rank(), group.size(), what, text_of(error)));
+  } catch (const std::exception&) {  // the error itself is on its way
+  }
+  return Work(std::make_shared<Failed>(std::move(told), std::move(error)));
+}
+
+}  // namespace tandem::parallel
