@@ -197,7 +197,7 @@ struct Reducer::State {
 
   void trace_bucket(const Flight& flight, std::int64_t launched) const {
     const auto i = static_cast<std::size_t>(&flight - flights.data());
-    const Tensor& flat = buckets[i].flat;
+    const Tensor& flat = buckets[i].gradients.buffer();
     trace::span("in flight", trace::bucket_track(static_cast<int>(i)),
                 {"bytes", flat.numel() * static_cast<std::int64_t>(size_of(flat.dtype()))}, launched);
   }
