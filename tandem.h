@@ -31,6 +31,7 @@
 #include <tandem/parallel/launch/spawn_threads.h>
 #include <tandem/parallel/powersgd.h>
 #include <tandem/parallel/scatter_gather.h>
+#include <tandem/parallel/trace.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/device.h>
@@ -38,3 +39,4 @@
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/tensor.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>

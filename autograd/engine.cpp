@@ -9,6 +9,7 @@
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::autograd {
 namespace {
@@ -116,6 +117,7 @@ class Run {
   }
 
   void run() {
+    const trace::Span span("backward");
     const NoGradGuard no_grad;
     Run* const outer = std::exchange(t_current, this);
     struct Restore {
@@ -201,6 +203,7 @@ class Run {
 
   void work(int device) {
     const NoGradGuard no_grad;
+    const trace::DeviceSpan span("backward", devices_[static_cast<std::size_t>(device)]);
     Queue& queue = *queues_[static_cast<std::size_t>(device)];
     for (;;) {
       const std::uint32_t changes = queue.changes.load(std::memory_order_acquire);

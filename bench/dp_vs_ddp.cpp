@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tandem/tandem.h>
+#include <tandem/tensor/io/atomic_file.h>
 
 #include "advise.h"
 #include "dp_vs_ddp_report.h"
@@ -24,7 +25,7 @@ constexpr int kCheckedSteps = 10;
 constexpr double checked_rate(bool adam) { return adam ? 1e-3 : 0.1; }  // in the comparison of losses
 
 // Rank 0 measures all modes and leads the others through those that need them.
-enum Order : std::int64_t { kMakeForCheck, kMake, kRun, kLosses, kPhases, kPeak, kEnd };
+enum Order : std::int64_t { kMakeForCheck, kMake, kRun, kLosses, kPhases, kPeak, kTrace, kEnd };
 
 class Conductor {
  public:
@@ -49,6 +50,7 @@ class Conductor {
     const std::vector<std::vector<double>> times = time_rounds();
     for (std::size_t i = 0; i < modes_.size(); ++i)
       phases.push_back(in(modes_[i], kPhases, [&] { return sides_[i]->phases(kPhaseSteps); }));
+    if (!s_.trace_file.empty()) record_steps();
     nlohmann::json records = nlohmann::json::array();
     for (std::size_t i = 0; i < modes_.size(); ++i) {
       const int n = modes_[i] == Mode::one ? 1 : devices_;
@@ -101,16 +103,23 @@ class Conductor {
         case kPeak:
           (void)side->peak_bytes();
           break;
+        case kTrace:
+          start_trace();
+          break;
         default:
+          write_trace(settings);
           return;
       }
     }
   }
 
-  void end() { give(kEnd); }
+  void end() {
+    give(kEnd);
+    write_trace(s_);
+  }
 
  private:
-  static constexpr int kPhaseSteps = 51;
+  static constexpr int kPhaseSteps = 51, kTracedSteps = 20;
 
   void give(Order order, std::int64_t calls = 0) const {
     if (!s_.has(Mode::ddp)) return;
@@ -140,6 +149,24 @@ class Conductor {
           return 0;
         },
         calls);
+  }
+
+  // The file has what was recorded last: the steps of all modes at the last size.
+  static void start_trace() {
+    trace::stop();
+    trace::start();
+  }
+  static void write_trace(const Settings& settings) {
+    if (!settings.trace_file.empty()) parallel::write_trace(settings.trace_file);
+  }
+  void record_steps() const {
+    give(kTrace);
+    start_trace();
+    for (std::size_t i = 0; i < sides_.size(); ++i) {
+      const trace::Span span(bench::name(modes_[i]));
+      run(i, kTracedSteps);
+    }
+    trace::stop();
   }
 
   void check_losses() {
@@ -267,11 +294,14 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--json", s.json_file, "write the records to this file");
+  app.add_option("--trace", s.trace_file,
+                 "write a timeline of some steps of each mode, at the last size, to this file");
   CLI11_PARSE(app, argc, argv);
   if (advise && app.count("--devices") == 0) s.devices = bench::device_counts(cores);
   try {
     const bool is_rank = std::getenv("RANK") != nullptr;
     if (!is_rank && !s.json_file.empty() && !bench::write_json(s.json_file, "[]")) return 1;
+    if (!is_rank && !s.trace_file.empty()) const AtomicFile writable(s.trace_file);
     return advise ? bench::advise(s) : s.check_every > 0 ? bench::guard_cost(s) : run_benchmark(s);
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());

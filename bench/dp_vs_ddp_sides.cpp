@@ -53,6 +53,7 @@ struct Side::State {
   Tensor loss() {
     if (dp) return dp->loss(loss_fn, x, y);
     if (ddp) return ddp->loss(loss_fn, x, y);
+    const trace::Span span("forward");
     return loss_fn((*net)(x), y);
   }
   double bytes_of_buckets() const {
@@ -95,6 +96,7 @@ Side::Side(Mode mode, const Problem& problem, int devices, double lr, std::share
 Side::~Side() = default;
 
 void Side::step() {
+  const trace::Span span("step");
   state_->loss().backward();
   state_->finish();
 }

@@ -38,7 +38,7 @@ struct Settings {
   std::int64_t check_every = 0;
   int rounds = 21;
   double round_ms = 40;
-  std::string backend, json_file;
+  std::string backend, json_file, trace_file;
 
   bool has(Mode mode) const;
 };

@@ -10,6 +10,7 @@
 #include <tandem/data/internal.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::data {
 namespace {
@@ -43,11 +44,17 @@ struct EpochRun::Impl {
     const int64_t workers = std::min<int64_t>(num_workers, count_ - taken_);
     slots_.resize(static_cast<std::size_t>(workers * kPrefetch));
     threads_.reserve(static_cast<std::size_t>(workers));
-    for (int64_t i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+    for (int64_t i = 0; i < workers; ++i)
+      threads_.emplace_back([this, track = trace::loader_track(static_cast<int>(i)), rank = trace::rank()] {
+        const trace::TrackScope track_scope(track);
+        const trace::RankScope rank_scope(rank);
+        work();
+      });
   }
 
   bool next(std::span<Tensor> batch) {
     if (taken_ == count_) return false;
+    const trace::Span span("load batch", trace::kThisThread, {"batch", taken_});
     try {
       std::vector<Tensor> made = threads_.empty() ? make(taken_++) : take();
       std::move(made.begin(), made.end(), batch.begin());
@@ -90,6 +97,7 @@ struct EpochRun::Impl {
       }
       Slot made;
       try {
+        const trace::Span span("make batch", trace::kThisThread, {"batch", batch});
         made.batch = make(batch);
       } catch (const Stopped&) {
         return;

@@ -92,6 +92,7 @@ class Trainer {
 
   void run() {
     report_.line(describe());
+    if (!o_.trace.empty()) trace::start();
     const std::int64_t ranks = parallel::world_size();
     data::DataLoader loader(
         train_set_, {.batch_size = o_.batch_size / ranks,
@@ -109,6 +110,7 @@ class Trainer {
       report_.begin_epoch(progress_.epoch + 1, o_.epochs, progress_.batch, batches);
       auto batch = loader.begin();
       while (progress_.batch < batches) {
+        const trace::Span span("step", trace::kThisThread, {"step", progress_.step});
         const std::int64_t first = progress_.batch * o_.batch_size;
         const std::int64_t rows = std::min(o_.batch_size, train_set_.size() - first);
         if (batch == loader.end()) {
@@ -124,6 +126,7 @@ class Trainer {
     }
     // The result has no job: its bytes are those of any run with these settings.
     if (!o_.save.empty()) save_checkpoint(0);
+    if (!o_.trace.empty()) parallel::write_trace(o_.trace);
   }
 
  private:
@@ -132,10 +135,12 @@ class Trainer {
     for (const data::FashionMNIST* set : {&train_set_, &test_set_})
       check(set->size() > 0, "fashion_mnist", "the {} set is empty; give another folder by --data",
             set == &train_set_ ? "training" : "test");
-    if (o_.save.empty()) return;
-    const std::filesystem::path folder = std::filesystem::absolute(o_.save).parent_path();
-    check(std::filesystem::is_directory(folder) && !std::filesystem::is_directory(o_.save), "fashion_mnist",
-          "--save {} cannot be written: give a file in a folder that exists", o_.save);
+    for (const auto& [option, path] : {std::pair("--save", o_.save), std::pair("--trace", o_.trace)}) {
+      if (path.empty()) continue;
+      const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+      check(std::filesystem::is_directory(folder) && !std::filesystem::is_directory(path), "fashion_mnist",
+            "{} {} cannot be written: give a file in a folder that exists", option, path);
+    }
   }
 
   void register_comm_hook() {
@@ -200,7 +205,7 @@ class Trainer {
 
   void step(const Tensor& x_host, const Tensor& y_host, std::int64_t rows) {
     const Tensor x = x_host.to(device_), y = y_host.to(device_);
-    const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : loss_fn_((*net_)(x), y);
+    const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : plain_loss(x, y);
     loss.backward();
     zero_ ? zero_->step() : optimizer_->step();
     net_->zero_grad();
@@ -209,6 +214,12 @@ class Trainer {
     ++progress_.batch;
     ++progress_.step;
     report_.step(progress_.batch, rows, value);
+  }
+
+  Tensor plain_loss(const Tensor& x, const Tensor& y) {
+    const trace::Span span("forward");
+    const trace::DeviceSpan device_span("forward", device_);
+    return loss_fn_((*net_)(x), y);
   }
 
   // In DDP each rank has summed its own share of the losses; the mean over the ranks is that of the whole batches.
@@ -243,6 +254,7 @@ class Trainer {
   }
 
   void evaluate(EpochResult& result) {
+    const trace::Span span("evaluate");
     const NoGradGuard no_grad;
     net_->eval();
     const nn::CrossEntropyLoss sum_of_losses({.reduction = Reduction::sum});

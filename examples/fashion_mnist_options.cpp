@@ -71,6 +71,7 @@ int parse_options(int argc, char** argv, Options& o) {
                  "go on from a file written by --save; a job that was started again takes that of --save")
       ->type_name("FILE");
   app.add_option("--log", o.log, "write a line of JSON for each epoch here")->type_name("FILE");
+  app.add_option("--trace", o.trace, "write a timeline of the steps here, for Perfetto")->type_name("FILE");
   app.add_flag("--quiet", o.quiet, "print nothing but errors");
   try {
     app.parse(argc, argv);

@@ -21,7 +21,7 @@ struct Options {
   bool shuffle = true;
   std::int64_t seed = 0;
   std::string data;
-  std::string save, resume, log;
+  std::string save, resume, log, trace;
   std::int64_t save_every = 0;
   std::int64_t check_every = 0;  // dp and ddp: steps between comparisons of the weights; 0: never
   bool quiet = false;

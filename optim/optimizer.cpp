@@ -11,6 +11,7 @@
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::optim {
 namespace {
@@ -24,6 +25,8 @@ View part(View view, int64_t begin, int64_t end) {
   view.strides[0] = 1;
   return view;
 }
+
+constexpr const char* kStep = "optimizer step";  // in a trace
 
 }  // namespace
 
@@ -162,6 +165,7 @@ void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& o
 
 void Optimizer::step() {
   fault::point(fault::Point::step);
+  const trace::Span span(kStep);
   const NoGradGuard no_grad;
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());
@@ -186,11 +190,16 @@ void Optimizer::step() {
     if (set->devices == shared->devices) work.shared = set;
   }
   // What is one device's alone goes first.
-  for (const Work& work : works)
-    if (!work.shared) run(work, 0, work.update.parameter.numel());
+  const auto alone = std::find_if(works.begin(), works.end(), [](const Work& work) { return !work.shared; });
+  if (alone != works.end()) {
+    const trace::DeviceSpan device_span(kStep, alone->update.parameter.device);
+    for (const Work& work : works)
+      if (!work.shared) run(work, 0, work.update.parameter.numel());
+  }
   if (shared)
     run_on_devices(shared->devices, [&](int i) {
       const auto at = static_cast<std::size_t>(i);
+      const trace::DeviceSpan device_span(kStep, shared->devices[at]);
       for (const Work& work : works)
         if (work.shared) run(work, work.shared->cuts[at], work.shared->cuts[at + 1]);
     });

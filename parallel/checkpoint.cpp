@@ -1,20 +1,16 @@
 #include <tandem/parallel/checkpoint.h>
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <fstream>
 #include <functional>
-#include <future>
 
 #include <fmt/format.h>
 
-#include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/on_rank_0.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
-#include <tandem/tensor/fault.h>
 #include <tandem/tensor/random.h>
-#include <tandem/tensor/thread_context.h>
 
 namespace tandem::parallel {
 namespace {
@@ -52,34 +48,6 @@ class Gathered final : public Stateful {
   std::string name_;
   NamedTensors state_;
 };
-
-// The others shall not take rank 0 for lost while it writes: at such intervals it says that it is alive.
-constexpr auto kSignOfLife = std::chrono::milliseconds(250);
-
-// The calling thread is the one that speaks to the others, so that another one writes.
-void save_on_rank_0(const std::string& path, const std::vector<StateRef<const Stateful>>& parts, ProcessGroup& group) {
-  Tensor done = zeros({1});
-  if (group.rank() != 0) {
-    while (done.item<float>() == 0) group.broadcast(done, 0).wait();
-    return;
-  }
-  const int thread_rank = t_thread_rank == nullptr ? -1 : t_thread_rank->rank;
-  const auto write = [&, context = t_thread_context] {
-    const ThreadContextScope scope(context);
-    const fault::RankScope fault_rank(thread_rank);
-    save(path, parts);
-  };
-  std::future<void> written = std::async(std::launch::async, write);
-  while (written.wait_for(kSignOfLife) != std::future_status::ready) group.broadcast(done, 0).wait();
-  try {
-    written.get();
-  } catch (const std::exception& e) {
-    group.fail(e.what()).wait();
-    throw;
-  }
-  done = ones({1});
-  group.broadcast(done, 0).wait();
-}
 
 // A number that differs between files, almost surely.
 std::int64_t digest_of(const std::string& path) {
@@ -137,7 +105,7 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
     all.emplace_back(part.name(), gathered.emplace_back(part.name(), std::move(state)));
   }
   all.push_back(random);
-  save_on_rank_0(path, all, group);
+  on_rank_0([&] { save(path, all); }, group);
 }
 
 void load_checkpoint(const std::string& path, const std::vector<StateRef<Stateful>>& parts, const LoadOptions& options,

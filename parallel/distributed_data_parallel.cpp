@@ -12,6 +12,7 @@
 #include <tandem/parallel/unused_parameters.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -96,17 +97,26 @@ struct DistributedDataParallel::State final : BackwardListener {
     }
   }
 
+  void send_buffers() const {
+    const std::vector<Tensor> buffers = module->buffers();
+    if (buffers.empty()) return;
+    const trace::Span span("broadcast buffers");
+    broadcast_tensors(buffers, 0, *group);
+  }
+
   // Runs the module as this rank; `run` returns what it computes.
   template <class Run>
   auto forward(const Run& run) {
     check(ReplicaScope::owner() == nullptr, kName,
           "was called inside a replica of a DataParallel; a process works on one device: use one of the two");
+    const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
     if (grad_enabled()) {
       check_unchanged();
-      if (synchronised && broadcast_buffers && module->is_training()) broadcast_tensors(module->buffers(), 0, *group);
+      if (synchronised && broadcast_buffers && module->is_training()) send_buffers();
       if (synchronised && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
     }
+    const trace::DeviceSpan device_span("forward", wrapped.front().device);
     const RandomStream stream(group->rank());
     auto result = run(*module);
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -134,7 +144,10 @@ struct DistributedDataParallel::State final : BackwardListener {
     if (mean && known) sum_up(normalizer);
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
     if (mean && !known) sum_up(own.normalizer);
-    summed.wait();
+    {
+      const trace::Span span("wait for normalizer");
+      summed.wait();
+    }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
     Tensor result = mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
     attach({&result, 1}, self);

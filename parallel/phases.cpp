@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <utility>
 
 namespace tandem::parallel {
 
@@ -31,6 +32,16 @@ void PhaseLog::add_bytes(std::int64_t bytes) {
 Phases PhaseLog::read() const {
   const std::lock_guard lock(state_->mutex);
   return state_->phases;
+}
+
+const char* name_of(double Phases::*phase) {
+  constexpr std::pair<double Phases::*, const char*> kNames[] = {
+      {&Phases::scatter, "scatter"}, {&Phases::replicate, "replicate"}, {&Phases::forward, "forward"},
+      {&Phases::gather, "gather"},   {&Phases::loss, "loss"},           {&Phases::backward, "backward"},
+      {&Phases::reduce, "reduce"}};
+  for (const auto& [known, name] : kNames)
+    if (known == phase) return name;
+  return "phase";
 }
 
 double steady_seconds() {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 
+#include <tandem/tensor/trace.h>
+
 namespace tandem::parallel {
 
 /// Seconds of the last step's phases, as the calling thread sees them; 0 for one that was not there.
@@ -37,15 +39,20 @@ class PhaseLog {
 /// Seconds on a clock that never jumps.
 double steady_seconds();
 
-/// Adds the time from its construction to its end to a phase.
+/// The phase's name in a trace.
+const char* name_of(double Phases::*phase);
+
+/// Adds the time from its construction to its end to a phase, and to the trace.
 class PhaseTimer {
  public:
-  PhaseTimer(PhaseLog& log, double Phases::*phase) : log_(log), phase_(phase), start_(steady_seconds()) {}
+  PhaseTimer(PhaseLog& log, double Phases::*phase)
+      : span_(trace::is_on() ? name_of(phase) : nullptr), log_(log), phase_(phase), start_(steady_seconds()) {}
   ~PhaseTimer() { log_.add(phase_, steady_seconds() - start_); }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
+  trace::Span span_;
   PhaseLog& log_;
   double Phases::*phase_;
   double start_;

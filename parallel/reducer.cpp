@@ -13,6 +13,7 @@
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -39,9 +40,10 @@ struct Reducer::State {
     std::size_t pending = 0;  // entries that are not ready
   };
   struct Flight {
-    Work work;
+    Work work = {};
     std::exception_ptr error = {};
-    bool done = false;  // as far as this rank has seen; the collectives of a group end in their order
+    bool done = false;          // as far as this rank has seen; the collectives of a group end in their order
+    std::int64_t launched = 0;  // on the trace's clock; 0: not traced
   };
 
   std::shared_ptr<ProcessGroup> group;
@@ -140,6 +142,7 @@ struct Reducer::State {
 
   // All ranks take rank 0's order.
   void rebuild_buckets() {
+    const trace::Span span("rebuild buckets");
     std::vector<std::int64_t> mine(order.begin(), order.end());
     for (std::size_t i = entries.size(); i-- > 0;)
       if (std::find(order.begin(), order.end(), i) == order.end()) mine.push_back(static_cast<std::int64_t>(i));
@@ -159,7 +162,7 @@ struct Reducer::State {
   void start(const Call& call) {
     watch();
     if (!in_flight()) under_way = Clock::now();
-    Flight flight;
+    Flight flight{.launched = trace::is_on() ? trace::now() : 0};
     try {
       flight.work = call();
     } catch (...) {
@@ -187,9 +190,18 @@ struct Reducer::State {
     for (Flight& flight : flights) {
       flight.done = flight.done || flight.error || flight.work.is_completed();
       if (!flight.done) return;
+      if (const std::int64_t launched = std::exchange(flight.launched, 0)) trace_bucket(flight, launched);
     }
     if (before) times.communication += seconds(Clock::now() - under_way);
   }
+
+  void trace_bucket(const Flight& flight, std::int64_t launched) const {
+    const auto i = static_cast<std::size_t>(&flight - flights.data());
+    const Tensor& flat = buckets[i].gradients.buffer();
+    trace::span("in flight", trace::bucket_track(static_cast<int>(i)),
+                {"bytes", flat.numel() * static_cast<std::int64_t>(size_of(flat.dtype()))}, launched);
+  }
+  void trace_ready(std::size_t bucket) const { trace::instant("ready", trace::bucket_track(static_cast<int>(bucket))); }
 
   void arrived(std::size_t i) {
     const std::lock_guard lock(mutex);
@@ -207,7 +219,7 @@ struct Reducer::State {
         group->rank(), group->size(), entry.name);
     order.push_back(i);
     adopt(entry);
-    --buckets[entry.bucket].pending;
+    if (--buckets[entry.bucket].pending == 0) trace_ready(entry.bucket);
     while (flights.size() < buckets.size() && buckets[flights.size()].pending == 0) launch();
   }
 };
@@ -283,6 +295,7 @@ void Reducer::launch_rest(bool zeros) {
   s.times.overlap = s.times.communication + (s.in_flight() ? seconds(s.computed - s.under_way) : 0);
   while (s.flights.size() < s.buckets.size()) {
     State::Filled& bucket = s.buckets[s.flights.size()];
+    if (bucket.pending > 0) s.trace_ready(s.flights.size());
     std::vector<std::string> missing;
     for (const std::size_t i : bucket.entries) {
       State::Entry& entry = s.entries[i];
@@ -324,6 +337,7 @@ std::exception_ptr Reducer::wait() {
   }
   s.watch();
   s.times.exposed = seconds(Clock::now() - s.computed);
+  trace::span("exposed wait", trace::kThisThread, {}, std::chrono::nanoseconds(s.computed.time_since_epoch()).count());
   s.disarm();
   s.error = nullptr;
   s.flights.clear();

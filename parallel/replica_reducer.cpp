@@ -6,6 +6,7 @@
 #include <tandem/parallel/comm/combine.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -80,6 +81,7 @@ void ReplicaReducer::reduce() {
   if (any)
     run_on_devices(devices_, [&](int device) {
       const auto at = static_cast<std::size_t>(device);
+      const trace::DeviceSpan span("reduce", devices_[at]);
       std::vector<const void*> from;
       std::vector<void*> to;
       for (const Sum& sum : sums) {

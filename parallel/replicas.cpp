@@ -11,6 +11,7 @@
 #include <tandem/parallel/replica_reducer.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 
@@ -160,6 +161,7 @@ void Replicas::run(std::size_t count, FunctionRef<void(std::size_t)> body) const
       if (i >= count) return;
       const ReplicaScope replica(this, static_cast<int>(i));
       const RandomStream stream(static_cast<int>(i));
+      const trace::DeviceSpan span("forward", devices_[i], {"replica", static_cast<std::int64_t>(i)});
       try {
         body(i);
       } catch (const std::exception& e) {

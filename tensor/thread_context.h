@@ -9,6 +9,7 @@ struct ThreadContext {
   const void* replica_owner = nullptr;  // see ReplicaScope
   int replica = 0;
   int random_stream = 0;  // see RandomStream
+  int traced_rank = -1;   // see trace::RankScope
 };
 inline thread_local constinit ThreadContext t_thread_context;
 

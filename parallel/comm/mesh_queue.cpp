@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -9,6 +10,7 @@
 
 #include <tandem/parallel/comm/mesh.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -46,6 +48,14 @@ class Entry final : public Work::State {
  private:
   const std::shared_ptr<Shared> shared_;
 };
+
+// What the call moves on this rank, the larger of input and output.
+std::int64_t bytes_of(const Collective& c) {
+  std::int64_t bytes = 0;
+  for (const Tensor& t : {c.input, c.output})
+    if (t.defined()) bytes = std::max(bytes, t.numel() * static_cast<std::int64_t>(size_of(t.dtype())));
+  return bytes;
+}
 
 }  // namespace
 
@@ -92,6 +102,9 @@ void CallQueue::State::run_all() {
     lock.unlock();
     std::exception_ptr error;
     try {
+      const Operation operation = entry->call.operation;
+      const trace::Span span(name(operation), is_message(operation) ? trace::kMessages : trace::kCommunication,
+                             {"bytes", trace::is_on() ? bytes_of(entry->call) : 0});
       run(entry->call);
     } catch (...) {
       error = std::current_exception();

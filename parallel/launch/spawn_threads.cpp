@@ -15,6 +15,7 @@
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -58,6 +59,7 @@ void spawn_threads(FunctionRef<void(int, int)> function, SpawnThreadsOptions opt
     if (options.nthreads > 1) single.emplace();
     const RandomStream stream(rank);
     const fault::RankScope fault_rank(rank);
+    const trace::RankScope trace_rank(rank);
     const bool well = run_rank(function, place, [&](std::exception_ptr error) {
       const std::lock_guard lock(mutex);
       if (!first) first = std::move(error);
