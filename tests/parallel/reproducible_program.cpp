@@ -15,12 +15,14 @@ using namespace tandem;
 namespace {
 
 constexpr int kShards = 4, kSteps = 50;
-constexpr std::int64_t kWidth = 96, kClasses = 10;
+// Sizes at which matrix products have other bits on two threads than on one.
+constexpr std::int64_t kInputs = 784, kWidth = 256, kClasses = 10;
 
 // A tied layer, Dropout, a buffer that training changes, and a parameter that some parts do not reach.
 struct Net : nn::Module {
   Net() {
-    first = register_module("first", nn::Linear(kWidth, kWidth));
+    first = register_module("first", nn::Linear(kInputs, kWidth));
+    tied = register_module("tied", nn::Linear(kWidth, kWidth));
     dropout = register_module("dropout", nn::Dropout(0.3));
     last = register_module("last", nn::Linear(kWidth, kClasses));
     bias = register_parameter("bias", zeros({kClasses}));
@@ -32,10 +34,11 @@ struct Net : nn::Module {
       const NoGradGuard no_grad;
       average.mul_(0.9).add_(mean(y.detach(), 0) * 0.1);
     }
-    y = last(relu(first(y)) + average.detach() * 0.01);
+    y = tied(y) + average.detach() * 0.01;
+    y = last(relu(tied(y)));
     return x.size(0) > 0 && x[0][0].item<float>() > 0 ? y + bias : y;
   }
-  nn::Linear first{nullptr}, last{nullptr};
+  nn::Linear first{nullptr}, tied{nullptr}, last{nullptr};
   nn::Dropout dropout{nullptr};
   Tensor bias;
   nn::Buffer average;
@@ -46,7 +49,7 @@ struct Mode {
   test::Group group = nullptr;
 };
 
-// One run: the second case takes two losses and two backwards a step, and another optimizer.
+// One run. The second case has another optimizer, and now and then two losses and two backwards in a step.
 class Training {
  public:
   Training(const Mode& mode, int which) : mode_(mode), case_(which) {
@@ -108,9 +111,9 @@ class Training {
   }
 
   Tensor loss(int step) {
-    const std::int64_t sizes[] = {50, 37, 3, 29, 1};  // uneven parts, and fewer rows than parts
+    const std::int64_t sizes[] = {64, 37, 3, 29, 1};  // uneven parts, and fewer rows than parts
     const std::int64_t rows = sizes[step % 5];
-    const Tensor x = test::wave({rows, kWidth}, 0.37 * step, float32);
+    const Tensor x = data_.narrow(0, step % 7, rows);
     const Tensor y = test::labels(rows, kClasses, step);
     Tensor value;
     if (step % 3 == 0) {
@@ -130,7 +133,7 @@ class Training {
   }
 
   void step(int step) {
-    if (case_ == 0) {
+    if (case_ == 0 || step % 5 != 0) {
       loss(step).backward();
     } else {
       (loss(step) * 0.5 + loss(step + 1)).backward();
@@ -144,6 +147,7 @@ class Training {
 
   Mode mode_;
   int case_;
+  const Tensor data_ = test::wave({71, kInputs}, 1, float32);
   std::shared_ptr<Net> net_;
   std::unique_ptr<parallel::DataParallel> dp_;
   std::unique_ptr<parallel::DistributedDataParallel> ddp_;
@@ -224,6 +228,7 @@ int all_modes(const std::string& backends) {
   for (const char* backend : {"shm", "gloo"}) {
     if (backends.find(backend) == std::string::npos) continue;
     for (const int ranks : {2, 4}) {
+      if (ranks == 4 && backend == std::string("gloo")) continue;  // slow where there are fewer cores
       const std::string name = fmt::format("{}{}", backend, ranks), before = add(name);
       const int code = parallel::spawn([&](int, int) { run_ranks(backend, folder, name, before); }, {.nprocs = ranks});
       if (code != 0) return code;
@@ -232,7 +237,7 @@ int all_modes(const std::string& backends) {
   for (const int count : {1, 2, 4}) {
     {
       set_cpu_device_count(count);
-      set_num_threads(count == 1 ? 3 : count);
+      set_num_threads(std::max(2, count));
       const std::string name = fmt::format("devices{}", count), before = add(name);
       run_mode({.devices = count}, folder, name, before);
     }
