@@ -188,9 +188,18 @@ void run_mode(const Mode& mode, const std::string& folder, const std::string& na
   }
 }
 
+void different_seeds() {
+  parallel::DistributedDataParallel ddp(test::make_mlp(), {.reproducible_shards = 2});
+  manual_seed(static_cast<std::uint64_t>(5 + parallel::rank()));
+  test::require_error({"every rank has the same seed, but rank 0 has 5 and rank 1 has 6; call manual_seed"}, [&] {
+    ddp.loss(nn::CrossEntropyLoss(), test::wave({4, 6}, 1), test::labels(4, 4, 1));
+  });
+}
+
 void run_ranks(const std::string& backend, const std::string& folder, const std::string& name,
                const std::string& saved_by) {
   parallel::init_process_group({.backend = backend});
+  if (name == "shm2") different_seeds();
   run_mode({.group = parallel::default_group()}, folder, name, saved_by);
   parallel::destroy_process_group();
 }
