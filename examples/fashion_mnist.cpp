@@ -190,7 +190,7 @@ class Trainer {
 
   std::string describe() const {
     const std::string where =
-        dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
+        dp_ ? fmt::format("DataParallel on {} device{}", dp_->devices().size(), dp_->devices().size() == 1 ? "" : "s")
         : ddp_ ? fmt::format("DistributedDataParallel on {} process{} ({})", parallel::world_size(),
                              parallel::world_size() == 1 ? "" : "es", parallel::default_group()->backend()) +
                      (zero_ ? ", optimizer divided" : "")

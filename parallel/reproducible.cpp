@@ -115,6 +115,77 @@ std::vector<Told> exchange(const Told& mine, ProcessGroup& group) {
   return told;
 }
 
+// The sums over the parts that are computed here, undefined for those without rows. `told` gets what they come to.
+std::vector<Tensor> compute(const Shards& shards, const Tensor& x, const Tensor& y, PartOfLoss part_of, Told& told) {
+  Replicas& replicas = *shards.replicas;
+  const std::size_t here = replicas.devices().size();
+  const std::size_t first = shards.group ? here * static_cast<std::size_t>(shards.group->rank()) : 0;
+  const std::vector<std::int64_t> sizes = balanced_sizes(x.size(0), static_cast<std::size_t>(shards.count));
+  std::vector<std::int64_t> starts(sizes.size());
+  for (std::size_t i = 1; i < sizes.size(); ++i) starts[i] = starts[i - 1] + sizes[i - 1];
+  std::vector<Tensor> sums(here);
+  std::vector<double> values(here, 0.0), normalizers(here, 0.0);
+  replicas.refresh();
+  replicas.run(here, [&](std::size_t i) {
+    const std::size_t part = first + i;
+    if (part >= sizes.size()) return;
+    const RandomStream stream(kFirstPartStream + static_cast<int>(part));
+    const SingleThreadScope one_thread;
+    const Device device = replicas.devices()[i];
+    const Tensor target = part_at(y, starts[part], sizes[part], device);
+    LossOfPart own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
+    check(own.sum.defined() && own.sum.numel() == 1, shards.name,
+          "the loss function gave {} for a part; a mean or a sum is one number",
+          own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+    values[i] = own.sum.item<double>();
+    normalizers[i] = own.normalizer;
+    sums[i] = own.sum.dim() == 0 ? std::move(own.sum) : own.sum.view({});
+  });
+  told.rows = x.size(0);
+  if (sums.front().defined()) told.dtype = static_cast<std::int64_t>(sums.front().dtype());
+  told.sum = sum_tree(values, static_cast<DType>(told.dtype));
+  told.normalizer = sum_tree<double>(normalizers);
+  return sums;
+}
+
+// What shows that ranks have the same batch and draw the same numbers.
+void sign(Told& told, const Tensor& x, const Tensor& y) {
+  told.batch = static_cast<std::int64_t>(mix(x.size(0) > 0 ? mix(0, x[0]) : 0, y));
+  told.seed = static_cast<std::int64_t>(random_state().seed);
+}
+
+Told of_all(std::span<const Told> ranks) {
+  Told all = ranks.front();  // rank 0 always has a part, and so the type of a sum
+  std::vector<double> sums, normalizers;
+  for (const Told& t : ranks) {
+    sums.push_back(t.sum);
+    normalizers.push_back(t.normalizer);
+  }
+  all.sum = sum_tree(sums, static_cast<DType>(all.dtype));
+  all.normalizer = sum_tree<double>(normalizers);
+  return all;
+}
+
+// The sum over all parts, whose gradient is that of each part here.
+Tensor join(const Shards& shards, std::span<const Tensor> sums, const Told& told) {
+  const auto dtype = static_cast<DType>(told.dtype);
+  std::vector<Tensor> inputs;
+  for (const Tensor& sum : sums)
+    if (sum.defined()) inputs.push_back(on_device(sum, shards.output_device));
+  const std::size_t parts = inputs.size();
+  // A rank whose parts reach nothing takes part in the backward too.
+  Tensor anchor;
+  if (shards.group) inputs.push_back(anchor = full({}, 0.0, {.dtype = dtype}).requires_grad_());
+  Tensor total = full({}, told.sum, {.dtype = dtype, .device = shards.output_device});
+  if (autograd::needs_grad(std::span<const Tensor>(inputs)))
+    autograd::record("reproducible_loss", std::span<const Tensor>(inputs), total,
+                     [anchor, parts](autograd::Gradients& g) {
+                       for (std::size_t i = 0; i < parts; ++i)
+                         if (g.wanted(i)) g.set(i, g[0]);
+                     });
+  return total;
+}
+
 }  // namespace
 
 void check_shards(const char* name, int shards, int members, const char* what) {
@@ -147,9 +218,6 @@ LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> functi
 Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
                          PartOfLoss part_of, FunctionRef<void()> check_first) {
   ProcessGroup* const group = shards.group.get();
-  Replicas& replicas = *shards.replicas;
-  const std::size_t here = replicas.devices().size();
-  const std::size_t first = group == nullptr ? 0 : here * static_cast<std::size_t>(group->rank());
   attempt(group, [&] {
     check_first();
     check(reduction != Reduction::none, shards.name,
@@ -159,65 +227,16 @@ Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor
           "the input {} and the target {} have different numbers of rows", x.shape(), y.shape());
   });
   // The buffers of part 0 are those of all.
-  if (group != nullptr) broadcast_tensors(replicas.module().buffers(), 0, *group);
-
-  std::vector<Tensor> sums(here);
-  std::vector<double> values(here, 0.0), normalizers(here, 0.0);
-  Told mine{.rows = x.size(0)};
+  if (group != nullptr) broadcast_tensors(shards.replicas->module().buffers(), 0, *group);
+  Told told;
+  std::vector<Tensor> sums;
   attempt(group, [&] {
-    const std::vector<std::int64_t> sizes = balanced_sizes(x.size(0), static_cast<std::size_t>(shards.count));
-    std::vector<std::int64_t> starts(sizes.size());
-    for (std::size_t i = 1; i < sizes.size(); ++i) starts[i] = starts[i - 1] + sizes[i - 1];
-    replicas.refresh();
-    replicas.run(here, [&](std::size_t i) {
-      const std::size_t part = first + i;
-      if (part >= sizes.size()) return;
-      const RandomStream stream(kFirstPartStream + static_cast<int>(part));
-      const SingleThreadScope one_thread;
-      const Device device = replicas.devices()[i];
-      const Tensor target = part_at(y, starts[part], sizes[part], device);
-      LossOfPart own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
-      check(own.sum.defined() && own.sum.numel() == 1, shards.name,
-            "the loss function gave {} for a part; a mean or a sum is one number", own.sum.shape());
-      values[i] = own.sum.item<double>();
-      normalizers[i] = own.normalizer;
-      sums[i] = own.sum.dim() == 0 ? std::move(own.sum) : own.sum.view({});
-    });
-    if (sums.front().defined()) mine.dtype = static_cast<std::int64_t>(sums.front().dtype());
-    mine.sum = sum_tree(values, static_cast<DType>(mine.dtype));
-    mine.normalizer = sum_tree<double>(normalizers);
-    if (group == nullptr) return;
-    mine.batch = static_cast<std::int64_t>(mix(x.size(0) > 0 ? mix(0, x[0]) : 0, y));
-    mine.seed = static_cast<std::int64_t>(random_state().seed);
+    sums = compute(shards, x, y, part_of, told);
+    if (group != nullptr) sign(told, x, y);
   });
-
-  Told all = mine;
-  std::vector<Tensor> inputs;
-  Tensor anchor;
-  for (const Tensor& sum : sums)
-    if (sum.defined()) inputs.push_back(on_device(sum, shards.output_device));
-  if (group != nullptr) {
-    const std::vector<Told> told = exchange(mine, *group);
-    std::vector<double> of_sums, of_normalizers;
-    for (const Told& t : told) {
-      of_sums.push_back(t.sum);
-      of_normalizers.push_back(t.normalizer);
-    }
-    all.dtype = told.front().dtype;  // rank 0 always has a part
-    all.sum = sum_tree(of_sums, static_cast<DType>(all.dtype));
-    all.normalizer = sum_tree<double>(of_normalizers);
-    // A rank whose parts reach nothing takes part in the backward too.
-    anchor = full({}, 0.0, {.dtype = static_cast<DType>(all.dtype)}).requires_grad_();
-    inputs.push_back(anchor);
-  }
-  Tensor total = full({}, all.sum, {.dtype = static_cast<DType>(all.dtype), .device = shards.output_device});
-  if (autograd::needs_grad(std::span<const Tensor>(inputs)))
-    autograd::record("reproducible_loss", std::span<const Tensor>(inputs), total,
-                     [anchor, parts = inputs.size() - (anchor.defined() ? 1 : 0)](autograd::Gradients& g) {
-                       for (std::size_t i = 0; i < parts; ++i)
-                         if (g.wanted(i)) g.set(i, g[0]);
-                     });
-  return replicas.listen(reduction == Reduction::mean ? mean_of_parts(total, all.normalizer) : total);
+  if (group != nullptr) told = of_all(exchange(told, *group));
+  const Tensor total = join(shards, sums, told);
+  return shards.replicas->listen(reduction == Reduction::mean ? mean_of_parts(total, told.normalizer) : total);
 }
 
 }  // namespace tandem::parallel

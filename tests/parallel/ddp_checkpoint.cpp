@@ -98,7 +98,7 @@ void errors(const Group& group) {
   group->barrier().wait();
   if (group->size() > 1) {
     // A rank whose objects are others than those of the file, and one that has another file.
-    if (group->rank() == 0) save(path + "other", {t.net});
+    if (group->rank() == 0) save(path + "other", {t.net, t.optimizer});
     save_checkpoint(path, {t.net}, group);
     const bool odd = group->rank() == 1;
     auto small = std::make_shared<nn::SequentialImpl>(nn::Linear(2, 2));
