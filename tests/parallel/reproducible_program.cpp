@@ -15,8 +15,12 @@ using namespace tandem;
 namespace {
 
 constexpr int kShards = 4, kSteps = 50;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::int64_t kInputs = 48, kWidth = 32, kClasses = 10;
+#else
 // Sizes at which matrix products have other bits on two threads than on one.
 constexpr std::int64_t kInputs = 784, kWidth = 256, kClasses = 10;
+#endif
 
 // A tied layer, Dropout, a buffer that training changes, and a parameter that some parts do not reach.
 struct Net : nn::Module {
