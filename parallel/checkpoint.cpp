@@ -130,7 +130,8 @@ Tensor gather_states(ProcessGroup& group) {
 }
 
 RandomState state_of(const Tensor& row) {
-  const std::vector<std::int64_t> numbers = row.to_vector<std::int64_t>();
+  std::vector<std::int64_t> numbers = row.to_vector<std::int64_t>();
+  while (numbers.size() > 1 && numbers.back() == 0) numbers.pop_back();
   return {.seed = static_cast<std::uint64_t>(numbers.front()), .positions = {numbers.begin() + 1, numbers.end()}};
 }
 
@@ -167,8 +168,9 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
   bool alike = true;
   for (int r = 1; r < group.size(); ++r) alike = alike && equal(random.states[r], random.states[0]);
   if (!alike) all.push_back(random);
-  // Rank 0 writes its state for a single process. (Where ranks are threads, they have one state, and wait for this.)
-  if (group.rank() == 0) set_random_state(state_of(random.states[0]));
+  // Rank 0 writes its state for a single process. Ranks that are threads have one state, in which all parts are.
+  const RandomState merged = state_of(random.states[0]);
+  if (group.rank() == 0 && merged.positions != random_state().positions) set_random_state(merged);
   save_on_rank_0(path, all, group);
 }
 
