@@ -128,11 +128,12 @@ struct DataParallel::State {
   }
 
   Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
-    return parallel::reproducible_loss({.name = "DataParallel",
-                                        .count = placement.shards,
-                                        .replicas = replicas(),
-                                        .output_device = placement.output_device},
-                                       reduction, x, y, part_of, [] {});
+    const auto used = replicas();
+    Tensor loss = parallel::reproducible_loss(
+        {.name = "DataParallel", .count = placement.shards, .replicas = used, .output_device = placement.output_device},
+        reduction, x, y, part_of, [] {});
+    check_now_and_then(*used);
+    return loss;
   }
 
   // The losses of all rows from those of the parts.

@@ -130,6 +130,7 @@ struct DistributedDataParallel::State final : BackwardListener {
       check(shards->replicas->current(), kName,
             "rank {} of {}: a parameter or buffer was given other memory after the model was wrapped; wrap it again",
             group->rank(), group->size());
+      if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
     });
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return loss;
@@ -282,6 +283,7 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
 }
 
 void DistributedDataParallel::register_comm_hook(CommHook hook) {
+  check(!state_->shards, kName, "a communication hook is not for reproducible_shards, whose sums have one order");
   check(static_cast<bool>(hook.run), kName, "the communication hook '{}' is empty; give it a function", hook.name);
   verify_structure(*state_->module, *state_->group, {{"communication hook", hook.name}});
   state_->reducer->set_hook(std::move(hook));

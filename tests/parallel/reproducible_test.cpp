@@ -127,6 +127,8 @@ TEST_CASE("reproducible: what DistributedDataParallel refuses") {
     DistributedDataParallel ddp(test::make_mlp(), in_parts(4));
     const Case c;
     test::require_error({"trained through loss(criterion, x, y)"}, [&] { ddp(c.x); });
+    test::require_error({"a communication hook is not for reproducible_shards"},
+                        [&] { ddp.register_comm_hook(parallel::fp16_compress_hook()); });
     test::require_error({"no_sync is not for reproducible_shards"}, [&] { (void)ddp.no_sync(); });
     test::require_error({"a loss is one number"},
                         [&] { ddp.loss(nn::CrossEntropyLoss({.reduction = Reduction::none}), c.x, c.y); });
