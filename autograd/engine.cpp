@@ -244,6 +244,7 @@ class Run {
     if (state.needed) {
       const ReplicaScope replica(node->replica_owner, node->replica);
       const RandomStream stream(node->stream);
+      const SingleThreadScope one_thread(node->single_thread);
       results = run_node(*node, state);
     }
     state.contributions.clear();

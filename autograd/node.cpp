@@ -22,7 +22,8 @@ Node::Node(const char* node_name)
       sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)),
       replica_owner(ReplicaScope::owner()),
       replica(ReplicaScope::index()),
-      stream(RandomStream::current()) {}
+      stream(RandomStream::current()),
+      single_thread(t_thread_context.single_thread) {}
 
 // A chain of nodes is freed in a loop, not by recursion: a long one would overflow the stack.
 Node::~Node() {

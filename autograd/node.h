@@ -79,6 +79,7 @@ class Node {
   Device device;           // of the outputs; where backward runs
   const void* replica_owner;
   int replica, stream;  // of the thread that recorded it
+  bool single_thread;   // the same: see SingleThreadScope
   bool released = false;
   std::vector<Edge> inputs;
   std::vector<TensorMeta> outputs;

@@ -12,6 +12,9 @@
 
 using namespace tandem;
 
+using parallel::DataParallelOptions;
+using DdpOptions = parallel::DistributedDataParallelOptions;
+
 namespace {
 
 struct Net : nn::Module {
@@ -77,9 +80,13 @@ class Trainer {
     net_ = std::make_shared<Net>();
     net_->to(device_);
     // The parallel modes: one added line each.
-    if (o_.parallel == "dp") dp_.emplace(net_, parallel::DataParallelOptions{.check_every = o_.check_every});
+    if (o_.parallel == "dp")
+      dp_.emplace(net_, DataParallelOptions{.check_every = o_.check_every, .reproducible_shards = o_.reproducible});
     if (o_.parallel == "ddp")
-      ddp_.emplace(net_, parallel::DistributedDataParallelOptions{.check_every = o_.check_every});
+      ddp_.emplace(net_, DdpOptions{.check_every = o_.check_every, .reproducible_shards = o_.reproducible});
+    // With the same bits as those, one device needs the wrapper too.
+    if (o_.parallel == "none" && o_.reproducible > 0)
+      dp_.emplace(net_, DataParallelOptions{.device_ids = {device_}, .reproducible_shards = o_.reproducible});
     register_comm_hook();
     const auto make = [&](const std::vector<Tensor>& parameters) { return make_optimizer(o_, parameters); };
     if (o_.zero)
@@ -93,12 +100,13 @@ class Trainer {
   void run() {
     report_.line(describe());
     if (!o_.trace.empty()) trace::start();
-    const std::int64_t ranks = parallel::world_size();
+    // With --reproducible every rank loads whole batches.
+    const std::int64_t ranks = o_.reproducible > 0 ? 1 : parallel::world_size();
     data::DataLoader loader(
         train_set_, {.batch_size = o_.batch_size / ranks,
                      .sampler = std::make_shared<data::DistributedSampler>(
                          train_set_.size(), data::DistributedSamplerOptions{.num_replicas = ranks,
-                                                                            .rank = parallel::rank(),
+                                                                            .rank = ranks > 1 ? parallel::rank() : 0,
                                                                             .shuffle = o_.shuffle,
                                                                             .seed = static_cast<std::uint64_t>(o_.seed),
                                                                             .mode = data::DistributedMode::exact})});
@@ -159,7 +167,8 @@ class Trainer {
 
   // Progress counts batches, so it is only true for the same batches in the same order.
   std::map<std::string, double> settings() const {
-    return {{"batch_size", static_cast<double>(o_.batch_size)},
+    return {{"reproducible", static_cast<double>(o_.reproducible)},
+            {"batch_size", static_cast<double>(o_.batch_size)},
             {"seed", static_cast<double>(o_.seed)},
             {"shuffle", o_.shuffle ? 1.0 : 0.0},
             {"optimizer", o_.optimizer == "sgd"    ? 0.0
@@ -186,7 +195,7 @@ class Trainer {
 
   std::string describe() const {
     const std::string where =
-        dp_    ? fmt::format("DataParallel on {} devices", dp_->devices().size())
+        dp_ ? fmt::format("DataParallel on {} device{}", dp_->devices().size(), dp_->devices().size() == 1 ? "" : "s")
         : ddp_ ? fmt::format("DistributedDataParallel on {} process{} ({})", parallel::world_size(),
                              parallel::world_size() == 1 ? "" : "es", parallel::default_group()->backend()) +
                      (zero_ ? ", optimizer divided" : "")
@@ -195,6 +204,7 @@ class Trainer {
     std::string text =
         fmt::format("MLP 784-512-512-10, {} lr {}, batch {}, {} thread{}: {}", o_.optimizer,
                     zero_ ? zero_->lr() : optimizer_->lr(), o_.batch_size, threads, threads == 1 ? "" : "s", where);
+    if (o_.reproducible > 0) text += fmt::format("\nthe same bits in every mode: {} parts", o_.reproducible);
     if (!resume_from_.empty())
       text += fmt::format("\nresumed from {}: epoch {}, batch {}", resume_from_, progress_.epoch + 1, progress_.batch);
     if (progress_.epoch >= o_.epochs) text += "\nnothing is left to do: the epochs asked for are done";
@@ -224,7 +234,7 @@ class Trainer {
 
   // In DDP each rank has summed its own share of the losses; the mean over the ranks is that of the whole batches.
   void average_loss_over_ranks() {
-    if (!ddp_) return;
+    if (!ddp_ || o_.reproducible > 0) return;
     Tensor sum = full({1}, progress_.numbers["loss_sum"], {.dtype = float64});
     parallel::all_reduce(sum, {.op = parallel::ReduceOp::avg});
     progress_.numbers["loss_sum"] = sum.item<double>();
@@ -289,7 +299,7 @@ class Trainer {
 void train_as_rank(const Options& o) {
   parallel::init_process_group({.backend = o.backend});
   const int ranks = parallel::world_size();
-  check(o.batch_size % ranks == 0, "fashion_mnist",
+  check(o.reproducible > 0 || o.batch_size % ranks == 0, "fashion_mnist",
         "--batch-size {} cannot be divided evenly among {} processes; give a multiple of {}", o.batch_size, ranks,
         ranks);
   if (o.threads > 0) set_num_threads(std::max(1, o.threads / ranks));

@@ -34,6 +34,10 @@ int parse_options(int argc, char** argv, Options& o) {
       ->capture_default_str();
   app.add_option("--threads", o.threads, "threads in all, divided among devices or processes (default: one a core)")
       ->check(CLI::Range(1, 1024));
+  app.add_option("--reproducible", o.reproducible,
+                 "the same bits in every mode, on 1, 2, 4, ... up to so many devices or processes: a power of two")
+      ->check(CLI::Range(1, 2048))
+      ->type_name("PARTS");
   app.add_option("--epochs", o.epochs, "passes over the data")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
       ->capture_default_str();

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/on_rank_0.h>
+#include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
@@ -15,7 +17,8 @@
 namespace tandem::parallel {
 namespace {
 
-// A row for each rank: its seed, and how far it has used each stream.
+// A row for each rank: its seed, and how far it has used each stream. A file does not have it where all ranks have one
+// state, which is what load restores anyway.
 class RandomOfRanks final : public Stateful {
  public:
   explicit RandomOfRanks(std::int64_t ranks) : states(zeros({ranks, 1}, {.dtype = int64})) {}
@@ -83,7 +86,33 @@ Tensor gather_states(ProcessGroup& group) {
   std::copy(mine.begin(), mine.end(), row.data<std::int64_t>());
   Tensor all = zeros({group.size(), row.size(1)}, {.dtype = int64});
   group.all_gather(all, row).wait();
+  // One rank has drawn from the stream of a part, see Note [Identical bits]: it is as far as that one says.
+  auto* const states = all.data<std::int64_t>();
+  const std::int64_t columns = all.size(1);
+  for (std::int64_t column = 1 + kFirstPartStream; column < columns; ++column) {
+    std::int64_t furthest = 0;
+    for (int r = 0; r < group.size(); ++r) furthest = std::max(furthest, states[r * columns + column]);
+    for (int r = 0; r < group.size(); ++r) states[r * columns + column] = furthest;
+  }
   return all;
+}
+
+RandomState state_of(const Tensor& row) {
+  std::vector<std::int64_t> numbers = row.to_vector<std::int64_t>();
+  while (numbers.size() > 1 && numbers.back() == 0) numbers.pop_back();
+  return {.seed = static_cast<std::uint64_t>(numbers.front()), .positions = {numbers.begin() + 1, numbers.end()}};
+}
+
+// Whether a file has the states of ranks; true where it cannot be read, which load says better.
+bool has_states(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t length = 0;
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (!file.read(reinterpret_cast<char*>(&length), sizeof length) || error || length > size) return true;
+  std::string header(length, '\0');
+  if (!file.read(header.data(), static_cast<std::streamsize>(length))) return true;
+  return header.find("\"random_of_ranks.states\"") != std::string::npos;
 }
 
 }  // namespace
@@ -104,7 +133,12 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
     NamedTensors state = divided->group().get() == &group ? divided->gather_state(0) : divided->state_dict();
     all.emplace_back(part.name(), gathered.emplace_back(part.name(), std::move(state)));
   }
-  all.push_back(random);
+  bool alike = true;
+  for (int r = 1; r < group.size(); ++r) alike = alike && equal(random.states[r], random.states[0]);
+  if (!alike) all.push_back(random);
+  // Rank 0 writes its state for a single process. Ranks that are threads have one state, in which all parts are.
+  const RandomState merged = state_of(random.states[0]);
+  if (group.rank() == 0 && merged.positions != random_state().positions) set_random_state(merged);
   on_rank_0([&] { save(path, all); }, group);
 }
 
@@ -113,16 +147,16 @@ void load_checkpoint(const std::string& path, const std::vector<StateRef<Statefu
   ProcessGroup& group = given ? *given : *default_group();
   RandomOfRanks random(group.size());
   std::vector<StateRef<Stateful>> all = parts;
-  all.push_back(random);
   compare_files(path, group);
+  const bool own = has_states(path);
+  if (own) all.push_back(random);
   try {
     load(path, all, options);
   } catch (const std::exception& e) {
     group.fail(e.what()).wait();
     throw;
   }
-  const std::vector<std::int64_t> mine = random.states[group.rank()].to_vector<std::int64_t>();
-  set_random_state({.seed = static_cast<std::uint64_t>(mine.front()), .positions = {mine.begin() + 1, mine.end()}});
+  if (own) set_random_state(state_of(random.states[group.rank()]));
   group.barrier().wait();  // ranks that are threads have one state: nobody draws before all have set it
 }
 

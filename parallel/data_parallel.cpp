@@ -9,16 +9,11 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/parallel/replicas.h>
+#include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/scatter_gather.h>
 
 namespace tandem::parallel {
 namespace {
-
-// What a replica contributes to a loss.
-struct Part {
-  Tensor sum;
-  double normalizer = 0;
-};
 
 int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(size_of(t.dtype())); }
 
@@ -42,11 +37,13 @@ struct DataParallel::State {
   std::shared_ptr<Replicas> bound;  // made anew when the module's memory is another
 
   bool alone() const { return placement.devices.size() == 1; }
+  bool reproducible() const { return placement.shards > 0; }
   const Device& first() const { return devices.front(); }
 
   std::shared_ptr<Replicas> replicas() {
     const std::lock_guard lock(mutex);
-    if (!bound || !bound->current()) bound = std::make_shared<Replicas>(module, placement.devices, log);
+    if (!bound || !bound->current())
+      bound = std::make_shared<Replicas>(module, placement.devices, log, FixedSums{.on = placement.shards > 0});
     return bound;
   }
 
@@ -120,7 +117,7 @@ struct DataParallel::State {
   Tensor combined(bool mean, const Tensor& x, const Tensor& y, const PartOf& part_of) {
     std::vector<double> normalizers(placement.devices.size());
     std::vector<Tensor> sums = run_with_targets(x, y, [&](std::size_t i, const Tensor& output, const Tensor& target) {
-      Part part = part_of(output, target);
+      LossOfPart part = part_of(output, target);
       normalizers[i] = part.normalizer;
       return std::move(part.sum);
     });
@@ -128,6 +125,15 @@ struct DataParallel::State {
     for (Tensor& part : sums) part = on_device(part, placement.output_device);
     const Tensor total = sums.size() == 1 ? sums.front() : sum(stack(sums));
     return mean ? mean_of_parts(total, std::accumulate(normalizers.begin(), normalizers.end(), 0.0)) : total;
+  }
+
+  Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
+    const auto used = replicas();
+    Tensor loss = parallel::reproducible_loss(
+        {.name = "DataParallel", .count = placement.shards, .replicas = used, .output_device = placement.output_device},
+        reduction, x, y, part_of, [] {});
+    check_now_and_then(*used);
+    return loss;
   }
 
   // The losses of all rows from those of the parts.
@@ -160,7 +166,9 @@ std::string DataParallel::extra() const {
   std::string text;
   for (const Device device : state_->devices) text += (text.empty() ? "devices=[" : ", ") + device.str();
   text += ']';
-  if (const std::size_t count = state_->placement.devices.size(); count != state_->devices.size())
+  if (state_->reproducible())
+    text += fmt::format(", reproducible_shards={}", state_->placement.shards);
+  else if (const std::size_t count = state_->placement.devices.size(); count != state_->devices.size())
     text += fmt::format(", replicas={}", count);
   if (state_->alone() && state_->first().is_cpu())
     text += " (one device: TANDEM_CPU_DEVICES=k in the environment makes k of the CPU)";
@@ -176,6 +184,7 @@ Tensor DataParallel::forward(const Tensor& x) {
 
 std::vector<Tensor> DataParallel::forward_all(std::span<const Tensor> inputs) {
   State& s = *state_;
+  if (s.reproducible()) check_no_recorded_forward("DataParallel");
   s.log->restart();
   if (s.alone()) return s.forward_alone(inputs);
   const auto replicas = s.replicas();
@@ -190,11 +199,14 @@ std::vector<Tensor> DataParallel::forward_all(std::span<const Tensor> inputs) {
 Tensor DataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
   State& s = *state_;
   s.log->restart();
+  if (s.reproducible())
+    return s.reproducible_loss(criterion.reduction(), x, y, [&](const Tensor& output, const Tensor& target) {
+      return part_of_loss(criterion, output, target);
+    });
   if (s.alone()) return s.loss_alone(criterion, x, y);
   if (criterion.reduction() == Reduction::none) return s.joined(x, y, criterion);
   return s.combined(criterion.reduction() == Reduction::mean, x, y, [&](const Tensor& output, const Tensor& target) {
-    LossParts parts = criterion.parts(output, target);
-    return Part{std::move(parts.sum), parts.normalizer.item<double>()};
+    return part_of_loss(criterion, output, target);
   });
 }
 
@@ -202,6 +214,10 @@ Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> func
                           const Tensor& x, const Tensor& y) {
   State& s = *state_;
   s.log->restart();
+  if (s.reproducible())
+    return s.reproducible_loss(reduction, x, y, [&](const Tensor& output, const Tensor& target) {
+      return part_of_loss(function, reduction == Reduction::mean, output, target);
+    });
   if (reduction == Reduction::none) return s.alone() ? s.loss_alone(function, x, y) : s.joined(x, y, function);
   // The mean of nothing is no number; no row adds nothing.
   const auto value_of = [&](const Tensor& output, const Tensor& target) {
@@ -215,7 +231,7 @@ Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> func
           "the loss function returned {}; a mean or a sum is one number: give Reduction::none for one a row",
           value.shape());
     const auto rows = static_cast<double>(target.size(0));
-    return Part{mean ? value * rows : value, rows};
+    return LossOfPart{mean ? value * rows : value, rows};
   });
 }
 

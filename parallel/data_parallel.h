@@ -31,7 +31,8 @@ class DataParallel : public nn::Module {
   std::vector<Tensor> forward_all(std::span<const Tensor> inputs) override;
   /// criterion(model(x), y) with the outputs never leaving their devices: targets are cut too, each device computes its
   /// part of the loss, and sums and normalisers are combined. Equals the loss of the whole batch, also with class
-  /// weights, ignored labels and uneven parts. With Reduction::none the rows' losses are joined.
+  /// weights, ignored labels and uneven parts. With Reduction::none the rows' losses are joined; with
+  /// reproducible_shards that is an Error, and this is the one way to train.
   Tensor loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y);
   /// The same for any function of an output and its target. `reduction` says what it gives for the rows of a part:
   /// their mean, which is weighted by their number, their sum, or one number a row.

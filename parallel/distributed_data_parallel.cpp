@@ -9,6 +9,8 @@
 #include <tandem/parallel/backward_end.h>
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/data_parallel.h>
+#include <tandem/parallel/replicas.h>
+#include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/unused_parameters.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
@@ -45,8 +47,9 @@ struct DistributedDataParallel::State final : BackwardListener {
   std::vector<Wrapped> wrapped;
   std::optional<Reducer> reducer;
   std::optional<UnusedParameters> unused;
-  bool synchronised = true;  // of the forwards to come: see NoSync
-  bool refused = false;      // the last begin has failed, and its backward was not abandoned yet
+  std::optional<Shards> shards;  // with reproducible_shards, in place of the reducer
+  bool synchronised = true;      // of the forwards to come: see NoSync
+  bool refused = false;          // the last begin has failed, and its backward was not abandoned yet
   double forward_seconds = 0;
   std::int64_t check_every = 0, steps = 0;  // synchronised forwards so far
 
@@ -104,11 +107,50 @@ struct DistributedDataParallel::State final : BackwardListener {
     broadcast_tensors(buffers, 0, *group);
   }
 
+  // With reproducible_shards: this rank's parts are replicas on its device.
+  void make_shards(const DistributedDataParallelOptions& options) {
+    check_shards(kName, options.reproducible_shards, group->size(), "ranks");
+    check(group->backend() != "nccl", kName,
+          "reproducible_shards does not work over nccl, which adds in an order of its own; use gloo");
+    check(broadcast_buffers, kName, "reproducible_shards needs broadcast_buffers: the buffers are those of one part");
+    for (const Wrapped& w : wrapped)
+      check(w.device == wrapped.front().device, kName,
+            "with reproducible_shards a model is on one device, but '{}' is on {} and '{}' on {}", wrapped.front().name,
+            wrapped.front().device, w.name, w.device);
+    const GradModeGuard recording(true);
+    const auto here = static_cast<std::size_t>(options.reproducible_shards / group->size());
+    const Device device = wrapped.front().device;
+    const auto replicas = std::make_shared<Replicas>(
+        module, std::vector<Device>(here, device), nullptr,
+        FixedSums{.on = true, .group = group, .find_unused = options.find_unused_parameters});
+    replicas->refresh();  // all ranks make their buckets now
+    shards = {.name = kName,
+              .count = options.reproducible_shards,
+              .replicas = replicas,
+              .group = group,
+              .output_device = device};
+  }
+
+  Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
+    const trace::Span span("forward");
+    const auto start = std::chrono::steady_clock::now();
+    Tensor loss = parallel::reproducible_loss(*shards, reduction, x, y, part_of, [&] {
+      check_unchanged();
+      check(shards->replicas->current(), kName,
+            "rank {} of {}: a parameter or buffer was given other memory after the model was wrapped; wrap it again",
+            group->rank(), group->size());
+      if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
+    });
+    forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return loss;
+  }
+
   // Runs the module as this rank; `run` returns what it computes.
   template <class Run>
   auto forward(const Run& run) {
     check(ReplicaScope::owner() == nullptr, kName,
           "was called inside a replica of a DataParallel; a process works on one device: use one of the two");
+    if (shards) check_no_recorded_forward(kName);
     const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
     if (grad_enabled()) {
@@ -190,13 +232,17 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
                    {{"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
                     {"find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
                     {"broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
+                    {"reproducible_shards", fmt::format("{}", options.reproducible_shards)},
                     {"first_bucket_mb", fmt::format("{}", options.first_bucket_mb)},
                     {"check_every", fmt::format("{}", options.check_every)}});
   std::vector<Tensor> all = module->parameters();
   for (Tensor& b : module->buffers()) all.push_back(b);
   broadcast_tensors(all, 0, *s.group);
-  s.reducer.emplace(trained, s.group, caps, !options.find_unused_parameters);
-  if (options.find_unused_parameters) s.unused.emplace(*s.reducer, s.group);
+  if (options.reproducible_shards != 0)
+    s.make_shards(options);
+  else
+    s.reducer.emplace(trained, s.group, caps, !options.find_unused_parameters);
+  if (s.reducer && options.find_unused_parameters) s.unused.emplace(*s.reducer, s.group);
   // An optimizer's first step finds what would let the ranks drift apart.
   const auto hook = std::make_shared<const autograd::StepHook>([weak = std::weak_ptr(state_)](const Stateful& o) {
     if (const auto state = weak.lock()) check_before_first_step(*state->module, o, *state->group);
@@ -220,6 +266,10 @@ std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor>
 }
 
 Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
+  if (state_->shards)
+    return state_->reproducible_loss(criterion.reduction(), x, y, [&](const Tensor& output, const Tensor& target) {
+      return part_of_loss(criterion, output, target);
+    });
   return state_->loss(
       criterion.reduction(), x, criterion.normalizer(y),
       [&](const Tensor& output) { return criterion.parts(output, y); }, state_);
@@ -227,6 +277,10 @@ Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x,
 
 Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction,
                                      const Tensor& x, const Tensor& y) {
+  if (state_->shards)
+    return state_->reproducible_loss(reduction, x, y, [&](const Tensor& output, const Tensor& target) {
+      return part_of_loss(function, reduction == Reduction::mean, output, target);
+    });
   check(y.dim() > 0, kName, "the target is a single number; loss needs one row for each of the input's");
   const auto rows = static_cast<double>(y.size(0));
   const Tensor normalizer = full({}, rows, {.dtype = float64});
@@ -243,6 +297,7 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
 }
 
 void DistributedDataParallel::register_comm_hook(CommHook hook) {
+  check(!state_->shards, kName, "a communication hook is not for reproducible_shards, whose sums have one order");
   check(static_cast<bool>(hook.run), kName, "the communication hook '{}' is empty; give it a function", hook.name);
   verify_structure(*state_->module, *state_->group, {{"communication hook", hook.name}});
   state_->reducer->set_hook(std::move(hook));
@@ -251,9 +306,17 @@ void DistributedDataParallel::register_comm_hook(CommHook hook) {
 DistributedDataParallel::NoSync::NoSync(std::shared_ptr<State> state)
     : state_(std::move(state)), before_(std::exchange(state_->synchronised, false)) {}
 DistributedDataParallel::NoSync::~NoSync() { state_->synchronised = before_; }
-DistributedDataParallel::NoSync DistributedDataParallel::no_sync() { return NoSync(state_); }
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
+  check(!state_->shards, kName,
+        "no_sync is not for reproducible_shards, whose backwards end with the sum over all parts; leave it out: "
+        "gradients of several backwards add up all the same");
+  return NoSync(state_);
+}
 
 LoggingData DistributedDataParallel::logging_data() const {
+  LoggingData data;
+  data.forward = state_->forward_seconds;
+  if (state_->shards) return data;
   const Reducer& r = *state_->reducer;
   const Reducer::Times times = r.times();
   return {.buckets = r.plan(),
@@ -269,7 +332,9 @@ LoggingData DistributedDataParallel::logging_data() const {
 const std::shared_ptr<nn::Module>& DistributedDataParallel::module() const { return state_->module; }
 
 std::string DistributedDataParallel::extra() const {
-  return fmt::format("ranks={}, backend={}", state_->group->size(), state_->group->backend());
+  std::string text = fmt::format("ranks={}, backend={}", state_->group->size(), state_->group->backend());
+  if (state_->shards) text += fmt::format(", reproducible_shards={}", state_->shards->count);
+  return text;
 }
 
 }  // namespace tandem::parallel

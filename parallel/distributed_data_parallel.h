@@ -22,6 +22,10 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;  // every synchronised forward in training mode begins with rank 0's buffers
   double first_bucket_mb = 1;     // smaller, so that it is under way early
   std::int64_t check_every = 0;   // every so many synchronised forwards the parameters are compared; 0: never
+  // S, a power of two that the number of ranks divides: trains through `loss` alone, in S parts, with the same bits on
+  // any number of ranks, and of devices of a DataParallel with the same S. Every rank then gives the whole batch, and
+  // gets its loss; the bucket sizes and no_sync are not for it. 0: off.
+  int reproducible_shards = 0;
 };
 
 /// What a wrapper tells about itself: its bucket plan, and where the last step's time went, in seconds.

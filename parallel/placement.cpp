@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <tandem/parallel/reproducible.h>
 #include <tandem/tensor/random.h>
 
 namespace tandem::parallel {
@@ -15,7 +16,7 @@ std::vector<int64_t> balanced_sizes(int64_t rows, std::size_t parts) {
 }
 
 Placement::Placement(const nn::Module& module, const DataParallelOptions& options)
-    : dim(options.dim), proportion(options.part_sizes) {
+    : dim(options.dim), proportion(options.part_sizes), shards(options.reproducible_shards) {
   const std::vector<Tensor> parameters = module.parameters();
   const DeviceType type = parameters.empty() ? DeviceType::cpu : parameters.front().device().type();
   std::vector<Device> distinct;
@@ -29,7 +30,13 @@ Placement::Placement(const nn::Module& module, const DataParallelOptions& option
   }
   check(options.replicas >= 0 && options.replicas <= kMaxStreams, "DataParallel",
         "replicas is {}; give 1 to {}, or 0 for one a device", options.replicas, kMaxStreams);
-  const std::size_t count = options.replicas == 0 ? distinct.size() : static_cast<std::size_t>(options.replicas);
+  if (shards != 0) {
+    check_shards("DataParallel", shards, static_cast<int>(distinct.size()), "devices");
+    check(options.replicas == 0 && options.part_sizes.empty() && options.dim == 0, "DataParallel",
+          "reproducible_shards says what the parts are; leave out replicas, part_sizes and dim");
+  }
+  const int wanted = shards != 0 ? shards : options.replicas;
+  const std::size_t count = wanted == 0 ? distinct.size() : static_cast<std::size_t>(wanted);
   for (std::size_t i = 0; i < count; ++i) devices.push_back(distinct[i % distinct.size()]);
   output_device = options.output_device.is_default() ? distinct.front() : options.output_device.resolve(type);
   check_exists("DataParallel", output_device);

@@ -21,6 +21,9 @@ struct DataParallelOptions {
   // Every so many recorded forwards each replica's parameters are compared with the module's, where they are copies; 0:
   // never.
   int64_t check_every = 0;
+  // S, a power of two that the number of devices divides: trains through `loss` alone, in S parts, with the same bits
+  // on any number of devices, and on any number of ranks of a DistributedDataParallel with the same S. 0: off.
+  int reproducible_shards = 0;
 };
 
 /// Sizes of at most `parts` parts of `rows` rows that differ by at most one, larger ones first. No part is empty, but
@@ -33,6 +36,7 @@ struct Placement {
   Device output_device = {};
   int dim = 0;
   std::vector<int64_t> proportion = {};  // of the parts; empty: balanced
+  int shards = 0;                        // reproducible_shards
 
   /// Throws Error for a device that does not exist or is listed twice, and for numbers that do not fit.
   Placement(const nn::Module& module, const DataParallelOptions& options);

@@ -8,17 +8,18 @@
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/on_device.h>
-#include <tandem/parallel/replica_reducer.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
 #include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 
-Replicas::Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devices, std::shared_ptr<PhaseLog> log)
+Replicas::Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devices, std::shared_ptr<PhaseLog> log,
+                   FixedSums fixed_sums)
     : module_(std::move(module)),
       devices_(std::move(devices)),
-      log_(log ? std::move(log) : std::make_shared<PhaseLog>()) {
+      log_(log ? std::move(log) : std::make_shared<PhaseLog>()),
+      fixed_sums_(std::move(fixed_sums)) {
   check(module_ != nullptr, "DataParallel", "the module is empty; make it first, as in std::make_shared<Net>()");
   check(!devices_.empty(), "DataParallel", "the list of devices is empty; give at least one");
   for (const nn::Module* part : module_->modules()) {
@@ -84,10 +85,11 @@ void Replicas::make_reducer() {
     if (!entry.reduced) continue;
     reduced.push_back(&entry);
     auto& leaves = parameters.emplace_back();
+    leaves.name = entry.name;
     leaves.master = entry.master;
     for (const Tensor& replica : entry.replicas) leaves.replicas.push_back(autograd::meta_of(replica)->leaf);
   }
-  reducer_ = std::make_shared<ReplicaReducer>(std::move(parameters), devices_, distinct_);
+  reducer_ = std::make_shared<ReplicaReducer>(std::move(parameters), devices_, distinct_, fixed_sums_);
   for (std::size_t p = 0; p < reduced.size(); ++p) {
     auto set = std::make_shared<ReplicaSet>(*reduced[p]->set);
     set->devices = distinct_;

@@ -9,10 +9,9 @@
 #include <tandem/nn/module.h>
 #include <tandem/parallel/backward_end.h>
 #include <tandem/parallel/phases.h>
+#include <tandem/parallel/replica_reducer.h>
 
 namespace tandem::parallel {
-
-class ReplicaReducer;
 
 /// A module's parameters and buffers on several devices. Parameters share the module's memory where devices can, so
 /// that a change of them is seen by all. Buffers are copies, but those of replica 0 are the module's own.
@@ -20,7 +19,8 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
  public:
   /// Replica i is on devices[i]; a device may have several, which run one after the other. Throws Error when a
   /// parameter or buffer is not on the first device, and for a module that contains a data-parallel wrapper.
-  Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devices, std::shared_ptr<PhaseLog> log = nullptr);
+  Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devices, std::shared_ptr<PhaseLog> log = nullptr,
+           FixedSums fixed_sums = {});
   ~Replicas() override;
   nn::Module& module() const { return *module_; }
   /// Where each replica is.
@@ -69,6 +69,7 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
   std::vector<Entry> entries_;
   std::shared_ptr<ReplicaReducer> reducer_;
   std::shared_ptr<PhaseLog> log_;
+  FixedSums fixed_sums_;
   std::mutex mutex_;  // of the entries and the reducer, which refresh changes
   std::atomic<double> backward_start_ = 0;
 };

@@ -127,6 +127,8 @@ std::vector<Tensor> gather(std::span<const std::vector<Tensor>> results, Device 
 std::vector<Tensor> data_parallel(std::shared_ptr<nn::Module> module, std::span<const Tensor> inputs,
                                   const DataParallelOptions& options) {
   check(module != nullptr, "data_parallel", "the module is empty; make it first, as in std::make_shared<Net>()");
+  check(options.reproducible_shards == 0, "data_parallel",
+        "reproducible_shards needs a DataParallel, whose loss knows the parts of a batch");
   const Placement placement(*module, options);
   const auto replicas = replicate(std::move(module), placement.devices);
   return gather(parallel_apply(*replicas, scatter(inputs, placement)), placement.output_device, placement.dim);

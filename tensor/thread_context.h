@@ -8,8 +8,9 @@ struct ThreadContext {
   bool record_gradients = true;         // see GradModeGuard
   const void* replica_owner = nullptr;  // see ReplicaScope
   int replica = 0;
-  int random_stream = 0;  // see RandomStream
-  int traced_rank = -1;   // see trace::RankScope
+  int random_stream = 0;       // see RandomStream
+  bool single_thread = false;  // see SingleThreadScope
+  int traced_rank = -1;        // see trace::RankScope
 };
 inline thread_local constinit ThreadContext t_thread_context;
 

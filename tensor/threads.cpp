@@ -37,8 +37,6 @@ std::atomic<int>& thread_count() {
   return count;
 }
 
-thread_local bool t_single_thread = false;
-
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -139,10 +137,14 @@ void set_num_threads(int count) {
 
 int num_threads() { return thread_count(); }
 
-int threads_per_device() { return t_single_thread ? 1 : std::max(1, num_threads() / device_count(DeviceType::cpu)); }
+int threads_per_device() {
+  return t_thread_context.single_thread ? 1 : std::max(1, num_threads() / device_count(DeviceType::cpu));
+}
 
-SingleThreadScope::SingleThreadScope() : previous_(std::exchange(t_single_thread, true)) {}
-SingleThreadScope::~SingleThreadScope() { t_single_thread = previous_; }
+SingleThreadScope::SingleThreadScope(bool single) : previous_(t_thread_context.single_thread) {
+  t_thread_context.single_thread = single || previous_;
+}
+SingleThreadScope::~SingleThreadScope() { t_thread_context.single_thread = previous_; }
 
 void run_on_devices(std::span<const Device> devices, FunctionRef<void(int)> body) {
   if (devices.empty()) return;

@@ -20,10 +20,11 @@ int num_threads();
 int threads_per_device();
 
 /// Kernels started by the calling thread use that thread alone until it is destroyed: for threads that work beside
-/// those that compute.
+/// those that compute, and for bits that do not depend on the number of threads. Operations recorded meanwhile keep to
+/// one thread in their backward too. With `single` false it changes nothing.
 class SingleThreadScope {
  public:
-  SingleThreadScope();
+  explicit SingleThreadScope(bool single = true);
   ~SingleThreadScope();
   SingleThreadScope(const SingleThreadScope&) = delete;
   SingleThreadScope& operator=(const SingleThreadScope&) = delete;

@@ -135,6 +135,23 @@ def resume(folder):
         assert whole.read_bytes() == part.read_bytes(), mode
 
 
+def reproducible(folder):
+    """With --reproducible, every mode writes the same file; also when it goes on from the file of another."""
+    settings = ["--reproducible", 4, "--batch-size", 250, "--optimizer", "sgd", "--momentum", 0.9, "--lr", 0.05]
+    modes = [("--threads", 2), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]
+    for epochs_done in (1, 2):
+        files = []
+        for i, mode in enumerate(modes):
+            files.append(folder / f"file{epochs_done}{i}")
+            before = ["--resume", folder / f"file1{(i + 1) % len(modes)}"] if epochs_done == 2 else []
+            output = run("--epochs", epochs_done, *settings, *mode, *before, "--save", files[-1])
+            assert "the same bits in every mode: 4 parts" in output, output
+        for file, mode in zip(files, modes):
+            assert file.read_bytes() == files[0].read_bytes(), (epochs_done, mode)
+    output = run("--reproducible", 3, "--epochs", 1, expect=1)
+    assert "reproducible_shards is 3; give a power of two" in output, output
+
+
 def mistakes(folder):
     """Every mistake is a sentence that says what to do."""
     cases = [

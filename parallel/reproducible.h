@@ -1,0 +1,56 @@
+// Training with the same bits on any number of devices and ranks: the loss of a batch, computed in parts that depend on
+// nothing but the batch and their number.
+#pragma once
+#include <memory>
+
+#include <tandem/nn/loss.h>
+#include <tandem/parallel/comm/process_group.h>
+#include <tandem/tensor/callable.h>
+#include <tandem/tensor/random.h>
+
+namespace tandem::parallel {
+
+class Replicas;
+
+// Note [Identical bits]: the batch is cut into S parts by balanced_sizes. Part i is copied to memory of its own, and
+// computed by replica i as kernel calls that keep to one thread, forward and backward, with random stream
+// kFirstPartStream + i. Values, normalisers and gradients are added in the balanced binary tree over the S positions,
+// where a part without rows, or without a gradient that another part has, counts as +0.0. Ranks have S / n consecutive
+// parts each, so that their sums are nodes of that tree, and those of the ranks are its top: S is a power of two, and n
+// divides it. What comes after the tree is the same calculation in all modes: the loss is the sum times the inverse of
+// the normaliser, and a backward begins with that inverse.
+
+/// Streams below are those of replicas and ranks.
+inline constexpr int kFirstPartStream = kMaxStreams / 2;
+
+/// Throws Error unless `shards` is a power of two, at most kMaxStreams - kFirstPartStream, that `members` divides.
+/// `name` is who asks, `what` what the members are called.
+void check_shards(const char* name, int shards, int members, const char* what);
+/// Throws Error where a forward would be recorded.
+void check_no_recorded_forward(const char* name);
+
+/// What a part contributes to a loss.
+struct LossOfPart {
+  Tensor sum;             // over its rows
+  double normalizer = 0;  // its share of what the sum is divided by for a mean
+};
+using PartOfLoss = FunctionRef<LossOfPart(const Tensor& output, const Tensor& target)>;
+/// That of a criterion, and of a function that gives the mean or the sum over rows.
+LossOfPart part_of_loss(const nn::Loss& criterion, const Tensor& output, const Tensor& target);
+LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
+                        const Tensor& target);
+
+/// Where the parts of a batch are computed.
+struct Shards {
+  const char* name = "";                         // of the wrapper, for errors
+  int count = 0;                                 // S
+  std::shared_ptr<Replicas> replicas = nullptr;  // as many as there are parts, or parts of this rank
+  std::shared_ptr<ProcessGroup> group = nullptr;
+  Device output_device = {};
+};
+/// The loss of the whole batch, on every rank. Every rank gives the whole batch; what else fails on one rank, `check`
+/// for the first thing, is an error on all. Throws Error for Reduction::none.
+Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
+                         PartOfLoss part_of, FunctionRef<void()> check);
+
+}  // namespace tandem::parallel
