@@ -27,6 +27,7 @@
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>
+#include <tandem/parallel/join.h>
 #include <tandem/parallel/launch/spawn.h>
 #include <tandem/parallel/launch/spawn_threads.h>
 #include <tandem/parallel/powersgd.h>

@@ -90,28 +90,33 @@ bool all_same(const std::vector<std::string>& texts) {
   return std::ranges::all_of(texts, [&](const std::string& text) { return text == texts.front(); });
 }
 
-// The first rank that has what most have, and the first that has something else.
-std::pair<int, int> odd_one_out(const std::vector<std::string>& of_ranks) {
+// The first that is what most are, and the first that is something else.
+std::pair<std::size_t, std::size_t> odd_one_out(const std::vector<std::string>& of_ranks) {
   const auto shared_by = [&](const std::string& text) { return std::ranges::count(of_ranks, text); };
   const auto usual = std::ranges::max_element(of_ranks, {}, shared_by);
   const auto odd = std::ranges::find_if(of_ranks, [&](const std::string& text) { return text != *usual; });
-  return {static_cast<int>(usual - of_ranks.begin()), static_cast<int>(odd - of_ranks.begin())};
+  return {static_cast<std::size_t>(usual - of_ranks.begin()), static_cast<std::size_t>(odd - of_ranks.begin())};
 }
 
-// CommError on every rank unless all have the same entries. `when` is said after "the ranks differ".
-void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char* advice, const std::string& when = "") {
+// CommError on every rank unless all but those that have `ended` have the same entries. `when` is said after "the ranks
+// differ".
+void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char* advice, const std::string& when = "",
+             const std::vector<int>& ended = {}) {
   if (group.size() == 1) return;
   const NoGradGuard no_grad;
   std::string text;
   for (const std::string& line : lines_of(entries)) text += line + '\n';
   const std::vector<std::int64_t> digests =
       gather_numbers(group, static_cast<std::int64_t>(hash(std::as_bytes(std::span(text)))));
-  if (std::ranges::all_of(digests, [&](std::int64_t d) { return d == digests.front(); })) return;
+  std::vector<std::size_t> ranks;  // that are compared
+  for (std::size_t r = 0; r < digests.size(); ++r)
+    if (std::ranges::find(ended, static_cast<int>(r)) == ended.end()) ranks.push_back(r);
+  if (std::ranges::all_of(ranks, [&](std::size_t r) { return digests[r] == digests[ranks.front()]; })) return;
   std::vector<std::vector<std::string>> lines;  // by rank
   for (const std::string& theirs : gather_texts(group, text)) lines.push_back(split(theirs, '\n'));
   const auto of_ranks = [&](std::size_t at) {
     std::vector<std::string> found;
-    for (const auto& theirs : lines) found.push_back(at < theirs.size() ? theirs[at] : "nothing more");
+    for (const std::size_t r : ranks) found.push_back(at < lines[r].size() ? lines[r][at] : "nothing more");
     return found;
   };
   std::size_t at = 0;
@@ -119,11 +124,13 @@ void compare(ProcessGroup& group, const std::vector<Entry>& entries, const char*
   std::vector<std::string> looks = of_ranks(at);
   for (std::string& look : looks) look = look.substr(0, look.find('\t'));
   const bool alike = all_same(looks);
-  const auto [usual, odd] = odd_one_out(alike ? of_ranks(at) : looks);
-  const std::string what =
-      alike ? difference(group, entries[at], usual, odd)
-            : fmt::format("rank {} has {}, where rank {} has {}", usual, looks[static_cast<std::size_t>(usual)], odd,
-                          looks[static_cast<std::size_t>(odd)]);
+  const auto [i, j] = odd_one_out(alike ? of_ranks(at) : looks);
+  const int usual = static_cast<int>(ranks[i]), odd = static_cast<int>(ranks[j]);
+  std::string what = fmt::format("rank {} has {}, where rank {} has {}", usual, looks[i], odd, looks[j]);
+  if (alike && std::ranges::all_of(lines, [&](const auto& theirs) { return at < theirs.size(); }))
+    what = difference(group, entries[at], usual, odd);
+  else if (alike)  // an ended rank has no such entry, by which it could take part in showing the values
+    what = fmt::format("the values of {} on rank {} are not those on rank {}", looks[i], usual, odd);
   throw CommError(
       odd, fmt::format("rank {} of {}: the ranks differ{}: {}; {}", group.rank(), group.size(), when, what, advice));
 }
@@ -183,14 +190,15 @@ void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGro
   compare(*or_default(group), entries_of(model, true, true), kSameState);
 }
 
-void check_before_first_step(const nn::Module& model, const Stateful& optimizer, ProcessGroup& group) {
+void check_before_first_step(const nn::Module& model, const Stateful* optimizer, ProcessGroup& group,
+                             const std::vector<int>& ended) {
   std::vector<Entry> entries = entries_of(model, true, false);
-  add(entries, "optimizer state", optimizer.state_dict(), true);
-  compare(group, entries, kSameState);
+  if (optimizer != nullptr) add(entries, "optimizer state", optimizer->state_dict(), true);
+  compare(group, entries, kSameState, "", ended);
 }
 
-void check_divergence(const nn::Module& model, ProcessGroup& group, std::int64_t step) {
-  compare(group, entries_of(model, true, false), kDiverged, fmt::format(" at step {}", step));
+void check_divergence(const nn::Module& model, ProcessGroup& group, std::int64_t step, const std::vector<int>& ended) {
+  compare(group, entries_of(model, true, false), kDiverged, fmt::format(" at step {}", step), ended);
 }
 
 void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGroup& group) {
@@ -222,18 +230,20 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
   }
 }
 
-void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given) {
+void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given, int from) {
   const NoGradGuard no_grad;
   check(dynamic_cast<const ZeroRedundancyOptimizer*>(&state) == nullptr, "broadcast_state",
         "the state of a ZeroRedundancyOptimizer is divided among the ranks; load the file on every rank");
   const std::shared_ptr<ProcessGroup> group = or_default(given);
-  const bool root = group->rank() == 0;
+  check(from >= 0 && from < group->size(), "broadcast_state", "root {} is out of range: the group has ranks 0 to {}",
+        from, group->size() - 1);
+  const bool root = group->rank() == from;
   NamedTensors entries = root ? state.state_dict() : NamedTensors();
-  // Rank 0 says what there is: for each entry its name, type and sizes.
+  // The root says what there is: for each entry its name, type and sizes.
   std::string text;
   for (const auto& [name, t] : entries)
     text += fmt::format("{}\t{}\t{}\n", name, static_cast<int>(t.dtype()), fmt::join(t.shape(), " "));
-  text = gather_texts(*group, text).front();
+  text = gather_texts(*group, text)[static_cast<std::size_t>(from)];
   if (!root)
     for (const std::string& line : split(text, '\n')) {
       const std::vector<std::string> fields = split(line + '\t', '\t');
@@ -244,14 +254,15 @@ void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given
     }
   std::vector<Tensor> tensors;
   for (const auto& entry : entries) tensors.push_back(entry.second);
-  broadcast_tensors(tensors, 0, *group);
+  broadcast_tensors(tensors, from, *group);
   std::string problems;
   if (!root) problems = fmt::format("{}", fmt::join(state.state_problems(entries), "; "));
   const std::vector<std::string> all = gather_texts(*group, problems);
   for (std::size_t r = 0; r < all.size(); ++r)
     if (!all[r].empty())
-      throw CommError(static_cast<int>(r), fmt::format("rank {} of {}: rank {} cannot take over rank 0's {}: {}",
-                                                       group->rank(), group->size(), r, state.state_name(), all[r]));
+      throw CommError(static_cast<int>(r),
+                      fmt::format("rank {} of {}: rank {} cannot take over rank {}'s {}: {}", group->rank(),
+                                  group->size(), r, from, state.state_name(), all[r]));
   if (!root) state.load_state_dict(entries);
 }
 

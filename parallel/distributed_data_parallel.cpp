@@ -9,6 +9,7 @@
 #include <tandem/parallel/backward_end.h>
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/data_parallel.h>
+#include <tandem/parallel/joinable.h>
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/unused_parameters.h>
@@ -30,7 +31,7 @@ std::int64_t bytes_of_mb(const char* option, double mb) {
 }  // namespace
 
 // Shared with the graph: a backward may come after the wrapper is gone.
-struct DistributedDataParallel::State final : BackwardListener {
+struct DistributedDataParallel::State final : BackwardListener, Joinable {
   // A parameter as it was wrapped.
   struct Wrapped {
     std::string name;
@@ -53,22 +54,121 @@ struct DistributedDataParallel::State final : BackwardListener {
   double forward_seconds = 0;
   std::int64_t check_every = 0, steps = 0;  // synchronised forwards so far
 
+  // In a join.
+  bool of_all_rows = false;    // a backward since the last average went through a result of loss
+  bool keeps_average = false;  // gradients have in them the last average: every rank has its share of that
+  double scale = 1;            // of the averages of this backward
+
+  // What the ranks do together, in a join.
+  enum Call { kBuffers, kNormalizer, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
+  std::string name_of(int call) const override {
+    constexpr const char* kNames[] = {"the broadcast of buffers",
+                                      "the sum of loss",
+                                      "a backward",
+                                      "a backward of loss",
+                                      "the first step of an optimizer",
+                                      "the comparison of check_every"};
+    return fmt::format("{} of a DistributedDataParallel", kNames[call]);
+  }
+
+  // What the gradients are before a backward changes them.
+  enum Detail { kHasGradients = 1, kKeepsAverage = 2 };
+  int look_at_gradients() {
+    bool some = false, untouched = false;
+    for (std::size_t i = 0; i < reducer->size(); ++i) {
+      if (!reducer->parameter(i).grad().defined()) continue;
+      some = true;
+      untouched = untouched || !reducer->touched(i);
+    }
+    keeps_average = untouched || (some && keeps_average);
+    return (some ? kHasGradients : 0) + (keeps_average ? kKeepsAverage : 0);
+  }
+
+  int announce_backward() {
+    if (!joining()) return 0;
+    const bool exact = std::exchange(of_all_rows, false);
+    const Participants who = announce(exact ? kBackwardOfAllRows : kBackward, look_at_gradients());
+    scale = exact ? 1 : who.scale;
+    return who.lowest;
+  }
+
   void begin() override {
     refused = true;
-    reducer->begin();
+    scale = 1;
+    reducer->begin([this] { return announce_backward(); });
     refused = false;
     if (unused) unused->begin();
   }
 
-  void end() override {
+  // The rest of a backward, once no gradient will come any more.
+  void average(bool zeros) {
     std::exception_ptr error;
     if (unused) {
-      error = unused->end();
+      error = unused->end(scale);
     } else {
-      reducer->launch_rest(false);
-      error = reducer->wait();
+      reducer->launch_rest(zeros);
+      error = reducer->wait(scale);
     }
     if (error) std::rethrow_exception(error);
+  }
+
+  void end() override { average(false); }
+
+  // A backward of others, on a rank that has no rows.
+  void shadow_backward(bool exact, const Participants& who) {
+    reducer->begin([&] { return who.lowest; });
+    scale = exact ? 1 : who.scale;
+    const bool keeps = (who.detail & kKeepsAverage) != 0;
+    if (unused) unused->begin_without_batch(keeps);
+    // Where the others add to an average, this rank has its share of that; where they add to gradients of no_sync, it
+    // may have such, too. But with a scale the others are all that count.
+    for (std::size_t i = 0; i < reducer->size(); ++i)
+      if (scale != 1 || who.detail == 0 || !(keeps || reducer->touched(i))) Tensor(reducer->parameter(i)).set_grad({});
+    average(true);
+    for (std::size_t i = 0; i < reducer->size(); ++i)
+      if (!unused) Tensor(reducer->parameter(i)).set_grad(reducer->view(i));
+  }
+
+  void shadow(int call, const Participants& who) override {
+    const NoGradGuard no_grad;
+    if (call == kBuffers) {
+      broadcast_tensors(module->buffers(), who.lowest, *group);
+    } else if (call == kNormalizer) {
+      Tensor nothing = zeros({}, {.dtype = float64});
+      group->all_reduce(nothing).wait();
+    } else if (call == kFirstStep) {
+      check_before_first_step(*module, nullptr, *group, who.ended);
+    } else if (call == kGuard) {
+      check_divergence(*module, *group, steps, who.ended);
+    } else {
+      shadow_backward(call == kBackwardOfAllRows, who);
+    }
+  }
+
+  void take_over(int root, bool ended) override {
+    const NoGradGuard no_grad;
+    std::vector<Tensor> all = module->parameters();
+    if (broadcast_buffers)
+      for (Tensor& b : module->buffers()) all.push_back(b);
+    broadcast_tensors(all, root, *group);
+    // For each parameter whether its gradient is an average that is kept, and whether its first step is still to come;
+    // and the steps.
+    (void)look_at_gradients();
+    Tensor left = zeros({static_cast<std::int64_t>(reducer->size()) * 2 + 1}, {.dtype = int64});
+    auto* said = left.data<std::int64_t>();
+    for (std::size_t i = 0; i < reducer->size(); ++i) {
+      said[2 * i] = reducer->parameter(i).grad().defined() && (keeps_average || !reducer->touched(i));
+      said[2 * i + 1] = autograd::ensure_meta(reducer->parameter(i)).before_first_step != nullptr;
+    }
+    said[2 * reducer->size()] = steps;
+    group->broadcast(left, root).wait();
+    if (!ended) return;
+    said = left.data<std::int64_t>();
+    for (std::size_t i = 0; i < reducer->size(); ++i) {
+      if (said[2 * i] == 0) Tensor(reducer->parameter(i)).set_grad({});
+      if (said[2 * i + 1] == 0) autograd::ensure_meta(reducer->parameter(i)).before_first_step = nullptr;
+    }
+    steps = said[2 * reducer->size()];
   }
 
   void abandon() override {
@@ -104,7 +204,7 @@ struct DistributedDataParallel::State final : BackwardListener {
     const std::vector<Tensor> buffers = module->buffers();
     if (buffers.empty()) return;
     const trace::Span span("broadcast buffers");
-    broadcast_tensors(buffers, 0, *group);
+    broadcast_tensors(buffers, announce(kBuffers).lowest, *group);
   }
 
   // With reproducible_shards: this rank's parts are replicas on its device.
@@ -156,7 +256,8 @@ struct DistributedDataParallel::State final : BackwardListener {
     if (grad_enabled()) {
       check_unchanged();
       if (synchronised && broadcast_buffers && module->is_training()) send_buffers();
-      if (synchronised && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
+      if (synchronised && check_every > 0 && ++steps % check_every == 0)
+        check_divergence(*module, *group, steps, announce(kGuard).ended);
     }
     const trace::DeviceSpan device_span("forward", wrapped.front().device);
     const RandomStream stream(group->rank());
@@ -166,10 +267,26 @@ struct DistributedDataParallel::State final : BackwardListener {
   }
 
   // Makes backwards through the outputs synchronise, unless the forward was under no_sync.
-  void attach(std::span<Tensor> outputs, const std::shared_ptr<State>& self) {
-    if (!synchronised || !grad_enabled()) return;
-    for (Tensor& y : outputs) y = listen("distributed_data_parallel", y, self);
+  void attach(std::span<Tensor> outputs, const std::shared_ptr<State>& self, bool exact = false) {
+    if (!grad_enabled()) return;
+    const auto noted = joining() && (exact || !synchronised) ? std::make_shared<Note>(self, exact) : nullptr;
+    for (Tensor& y : outputs) {
+      if (synchronised) y = listen("distributed_data_parallel", y, self);
+      if (noted) y = listen("distributed_data_parallel_join", y, noted);
+    }
   }
+
+  // In a join: sees a backward before it changes gradients.
+  struct Note final : BackwardListener {
+    Note(std::shared_ptr<State> seen_by, bool of_loss) : state(std::move(seen_by)), exact(of_loss) {}
+    void begin() override {
+      state->look_at_gradients();
+      state->of_all_rows = state->of_all_rows || exact;
+    }
+    void end() override {}
+    std::shared_ptr<State> state;
+    bool exact;
+  };
 
   // The loss of all rows, as this rank's share. `normalizer` may be undefined until `parts` has given it.
   Tensor loss(Reduction reduction, const Tensor& x, Tensor normalizer, FunctionRef<LossParts(const Tensor&)> parts,
@@ -180,6 +297,7 @@ struct DistributedDataParallel::State final : BackwardListener {
     Work summed;
     auto sum_up = [&](const Tensor& own) {
       normalizer = own.detach().to(float64).clone();
+      announce(kNormalizer);
       summed = group->all_reduce(normalizer);
     };
     const bool known = normalizer.defined();
@@ -192,7 +310,7 @@ struct DistributedDataParallel::State final : BackwardListener {
     }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
     Tensor result = mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
-    attach({&result, 1}, self);
+    attach({&result, 1}, self, true);
     return result;
   }
 };
@@ -245,9 +363,11 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   if (s.reducer && options.find_unused_parameters) s.unused.emplace(*s.reducer, s.group);
   // An optimizer's first step finds what would let the ranks drift apart.
   const auto hook = std::make_shared<const autograd::StepHook>([weak = std::weak_ptr(state_)](const Stateful& o) {
-    if (const auto state = weak.lock()) check_before_first_step(*state->module, o, *state->group);
+    if (const auto state = weak.lock())
+      check_before_first_step(*state->module, &o, *state->group, state->announce(State::kFirstStep).ended);
   });
   for (const auto& entry : trained) autograd::ensure_meta(entry.second).before_first_step = hook;
+  if (!s.shards) s.enroll(*s.group);
   register_wrapped(std::move(module));
 }
 
@@ -311,6 +431,13 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
         "no_sync is not for reproducible_shards, whose backwards end with the sum over all parts; leave it out: "
         "gradients of several backwards add up all the same");
   return NoSync(state_);
+}
+
+int DistributedDataParallel::join(FunctionRef<void()> body, const JoinOptions& options) {
+  check(!state_->shards, kName,
+        "join is not for reproducible_shards, whose batches are those of all ranks together; give each rank equally "
+        "many");
+  return parallel::join(body, options, state_->group);
 }
 
 LoggingData DistributedDataParallel::logging_data() const {

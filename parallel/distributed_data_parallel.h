@@ -8,6 +8,7 @@
 #include <tandem/nn/loss.h>
 #include <tandem/nn/module.h>
 #include <tandem/parallel/comm_hook.h>
+#include <tandem/parallel/join.h>
 #include <tandem/parallel/reducer.h>
 #include <tandem/tensor/callable.h>
 
@@ -100,6 +101,12 @@ class DistributedDataParallel : public nn::Module {
     bool before_;
   };
   NoSync no_sync();
+
+  /// parallel::join in the model's group: runs `body`, this rank's loop, where ranks have different numbers of batches.
+  /// While others go on, this rank adds nothing to their gradients but what no_sync has left in its own; with
+  /// divide_by_initial_world_size = false, for a backward that is not of loss, not even that. Its gradients are the
+  /// averages, too. Buffers are those of the lowest rank that has batches.
+  int join(FunctionRef<void()> body, const JoinOptions& options = {});
 
   LoggingData logging_data() const;
   /// What is wrapped.

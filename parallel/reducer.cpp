@@ -50,6 +50,7 @@ struct Reducer::State {
   CommHook hook;  // none: all_reduce
   std::vector<std::int64_t> caps;
   bool rebuild = false, rebuild_due = false, rebuilt = false, armed = false;
+  int model_rank = 0;  // whose order of arrival the rebuilt plan follows
   std::vector<Entry> entries;
   std::vector<const autograd::LeafNode*> leaves;  // sorted
   std::vector<Filled> buckets;
@@ -140,14 +141,14 @@ struct Reducer::State {
     }
   }
 
-  // All ranks take rank 0's order.
+  // All ranks take one rank's order.
   void rebuild_buckets() {
     const trace::Span span("rebuild buckets");
     std::vector<std::int64_t> mine(order.begin(), order.end());
     for (std::size_t i = entries.size(); i-- > 0;)
       if (std::find(order.begin(), order.end(), i) == order.end()) mine.push_back(static_cast<std::int64_t>(i));
     Tensor sequence = tensor(mine);
-    group->broadcast(sequence, 0).wait();
+    group->broadcast(sequence, model_rank).wait();
     std::vector<std::size_t> chosen;
     for (const std::int64_t i : sequence.to_vector<std::int64_t>()) chosen.push_back(static_cast<std::size_t>(i));
     const auto plan = plan_of(chosen);
@@ -258,7 +259,7 @@ void Reducer::set_hook(CommHook hook) {
   state_->hook = std::move(hook);
 }
 
-void Reducer::begin() {
+void Reducer::begin(FunctionRef<int()> lowest) {
   State& s = *state_;
   const NoGradGuard no_grad;
   const std::lock_guard lock(s.mutex);
@@ -267,6 +268,8 @@ void Reducer::begin() {
         s.group->rank(), s.group->size());
   s.arm();
   try {
+    const int rank = lowest();
+    if (s.rebuild) s.model_rank = rank;
     if (s.rebuild_due) s.rebuild_buckets();
   } catch (...) {
     s.disarm();
@@ -321,7 +324,7 @@ void Reducer::fail_rest(const std::string& reason) {
   while (s.flights.size() < s.buckets.size()) s.refuse(reason);
 }
 
-std::exception_ptr Reducer::wait() {
+std::exception_ptr Reducer::wait(double scale) {
   State& s = *state_;
   const NoGradGuard no_grad;
   std::exception_ptr error = s.error;
@@ -342,6 +345,8 @@ std::exception_ptr Reducer::wait() {
   s.error = nullptr;
   s.flights.clear();
   if (!others_go_on) return error;
+  if (scale != 1)
+    for (State::Filled& bucket : s.buckets) bucket.gradients.buffer().mul_(scale);
   for (State::Entry& entry : s.entries) entry.touched = false;
   s.rebuild_due = std::exchange(s.rebuild, false);
   return error;

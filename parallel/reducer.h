@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <tandem/parallel/comm_hook.h>
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/io/state.h>
 
 namespace tandem::parallel {
@@ -21,7 +22,7 @@ class Reducer {
  public:
   /// The parameters that require grad, in the order in which they are registered, the same on all ranks. The first plan
   /// takes them in reverse. With `rebuild` it is replaced at the second backward by one in the order in which gradients
-  /// arrived on rank 0 in the first.
+  /// arrived in the first on the lowest rank whose backward it was.
   Reducer(NamedTensors parameters, std::shared_ptr<ProcessGroup> group, std::vector<std::int64_t> caps, bool rebuild);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -29,9 +30,10 @@ class Reducer {
   /// Buckets are averaged by the hook from now on. Error when there is one, or there has been a backward.
   void set_hook(CommHook hook);
 
-  /// Arms the reducer for the backward that is running. Error, and nothing is changed, when it is armed already, or
-  /// another that is armed shares a parameter.
-  void begin();
+  /// Arms the reducer for the backward that is running. `lowest` is then asked for the lowest rank whose backward it
+  /// is: all, unless some have joined the end of their batches. Error, and nothing is changed, when it is armed
+  /// already, another that is armed shares a parameter, or `lowest` throws.
+  void begin(FunctionRef<int()> lowest);
   /// The gradient of a parameter is what it will be. Called by the reducer's own hooks when a gradient has arrived, and
   /// by others for a parameter that will get none: an undefined gradient takes part as zeros. Throws Error when the
   /// parameter is ready already.
@@ -41,8 +43,9 @@ class Reducer {
   void launch_rest(bool zeros);
   /// In place of launch_rest when the backward failed, for this `reason`.
   void fail_rest(const std::string& reason);
-  /// Waits for all buckets, disarms, and returns what went wrong first, null if nothing did.
-  std::exception_ptr wait();
+  /// Waits for all buckets, disarms, and returns what went wrong first, null if nothing did. The averages are
+  /// multiplied by `scale`.
+  std::exception_ptr wait(double scale = 1);
 
   std::size_t size() const;
   const Tensor& parameter(std::size_t i) const;

@@ -21,7 +21,13 @@ void UnusedParameters::begin() {
   }
 }
 
-std::exception_ptr UnusedParameters::end() {
+void UnusedParameters::begin_without_batch(bool keeps) {
+  const NoGradGuard no_grad;
+  kept_.assign(reducer_.size(), {});
+  for (std::size_t i = 0; keeps && i < reducer_.size(); ++i) keep(i);
+}
+
+std::exception_ptr UnusedParameters::end(double scale) {
   const NoGradGuard no_grad;
   Tensor used = zeros({static_cast<std::int64_t>(reducer_.size())}, {.dtype = int32});
   auto* bits = used.data<std::int32_t>();
@@ -37,7 +43,7 @@ std::exception_ptr UnusedParameters::end() {
   } catch (...) {
     error = std::current_exception();
   }
-  if (const std::exception_ptr first = reducer_.wait()) error = first;
+  if (const std::exception_ptr first = reducer_.wait(scale)) error = first;
   try {
     work.wait();
   } catch (...) {
@@ -47,8 +53,9 @@ std::exception_ptr UnusedParameters::end() {
   bits = used.data<std::int32_t>();
   for (std::size_t i = 0; i < reducer_.size(); ++i) {
     Tensor parameter = reducer_.parameter(i);
-    if (bits[i] != 0 && !parameter.grad().defined()) parameter.set_grad(reducer_.view(i));
-    if (bits[i] == 0 && kept_[i].defined()) parameter.grad().copy_(kept_[i]);
+    const bool restored = bits[i] == 0 && kept_[i].defined();
+    if ((bits[i] != 0 || restored) && !parameter.grad().defined()) parameter.set_grad(reducer_.view(i));
+    if (restored) parameter.grad().copy_(kept_[i]);
   }
   kept_.clear();
   return nullptr;

@@ -17,7 +17,9 @@ class UnusedParameters {
   /// After Reducer::begin, within the backward.
   void begin();
   /// In place of the reducer's launch_rest and wait.
-  std::exception_ptr end();
+  std::exception_ptr end(double scale = 1);
+  /// In place of begin, on a rank that has no batch. `keeps`: gradients may stay that were averaged before.
+  void begin_without_batch(bool keeps);
   /// In place of the reducer's fail_rest and wait.
   void abandon(const std::string& reason);
 

@@ -10,6 +10,7 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/parallel/consistency.h>
+#include <tandem/parallel/joinable.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 
@@ -81,6 +82,22 @@ std::optional<BufferName> buffer_name(const std::string& entry, std::size_t para
 
 }  // namespace
 
+// A step of the others is one of an ended rank, too, since it has a share of the parameters.
+struct ZeroRedundancyOptimizer::InJoin final : Joinable {
+  explicit InJoin(ZeroRedundancyOptimizer& optimizer) : zero(optimizer) { enroll(*zero.group_); }
+  std::string name_of(int) const override { return "a step of a ZeroRedundancyOptimizer"; }
+  void shadow(int, const Participants& who) override { step(who, true); }
+  void step(const Participants& who, bool ended) {
+    if (!who.ended.empty()) zero.take_over_step(who.lowest, ended);
+    zero.step_own_share();
+    zero.share_parameters();
+  }
+  void take_over(int root, bool ended) override { zero.take_over_step(root, ended); }
+  ZeroRedundancyOptimizer& zero;
+};
+
+ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() = default;
+
 ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters, Factory factory,
                                                  std::shared_ptr<ProcessGroup> group)
     : group_(group ? std::move(group) : default_group()), parameters_(std::move(parameters)) {
@@ -108,6 +125,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
                         fmt::format("{} {}", parameters_[i].dtype(), parameters_[i].shape()));
   verify_numbers(local_->state_dict(), std::move(values), *group_);
   move_parameters();
+  in_join_ = std::make_unique<InJoin>(*this);
 }
 
 void ZeroRedundancyOptimizer::plan() {
@@ -169,9 +187,56 @@ void ZeroRedundancyOptimizer::take_gradients() {
   }
 }
 
-void ZeroRedundancyOptimizer::step() {
-  step_own_share();
-  share_parameters();
+void ZeroRedundancyOptimizer::step() { in_join_->step(in_join_->announce(0), false); }
+
+// What rank `from` steps with reaches the ranks that have ended: gradients, which it may have clipped, and settings,
+// which schedules change.
+void ZeroRedundancyOptimizer::take_over_step(int from, bool ended) {
+  const NoGradGuard no_grad;
+  const bool gives = group_->rank() == from;
+  NamedTensors state = local_->state_dict();
+  NamedTensors numbers = numbers_of(state);
+  const auto count = static_cast<std::int64_t>(places_.size());
+  Tensor said = zeros({count + static_cast<std::int64_t>(numbers.size())}, {.dtype = float64});
+  do_own_part(*group_, [&] {
+    take_gradients();  // for its checks
+    local_->zero_grad();
+    auto* values = said.data<double>();
+    for (const Tensor& p : parameters_) *values++ = p.grad().defined() ? 1 : 0;
+    for (const auto& entry : numbers) *values++ = entry.second.to(float64).item<double>();
+    group_->broadcast(said, from).wait();
+  });
+  const std::vector<double> given = said.to_vector<double>();
+  for (std::size_t k = 0; k < lines_.size(); ++k) {
+    const Line& line = lines_[k];
+    Tensor whole, own = zeros({line.share}, {.dtype = line.dtype});
+    if (gives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype});
+    for (std::size_t i = 0; gives && i < places_.size(); ++i)
+      if (places_[i].line == k && given[i] != 0)
+        whole.narrow(0, places_[i].offset, parameters_[i].numel()).copy_(parameters_[i].grad().reshape({-1}));
+    group_->scatter(own, whole, from).wait();
+    for (std::size_t i = 0; ended && i < places_.size(); ++i) {
+      const Place& place = places_[i];
+      if (place.line != k) continue;
+      Tensor p = parameters_[i];
+      if (given[i] == 0) p.set_grad({});
+      if (given[i] == 0 || place.begin == place.end) continue;
+      if (!p.grad().defined()) p.set_grad(zeros_like(p.detach()));
+      p.grad()
+          .view({-1})
+          .narrow(0, place.begin, place.end - place.begin)
+          .copy_(own.narrow(0, place.offset + place.begin - line.share * group_->rank(), place.end - place.begin));
+    }
+  }
+  if (!ended) return;
+  bool same = true;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const double value = given[places_.size() + i];
+    same = same && numbers[i].second.to(float64).item<double>() == value;
+    for (auto& [name, t] : state)
+      if (name == numbers[i].first) t = full(t.shape(), value, {.dtype = t.dtype()});
+  }
+  if (!same) local_->load_state_dict(state);
 }
 
 void ZeroRedundancyOptimizer::step_own_share() {

@@ -16,8 +16,9 @@ namespace tandem::parallel {
 /// two cache lines, so that a rank has 1/n of the state, and at most 64 bytes a parameter more.
 ///
 /// Parameters and gradients are alike on all ranks, as DistributedDataParallel sees to, and all ranks call the same
-/// functions in the same order. The parameters move to memory of the group, from which they are shared without a copy:
-/// a view of one that was made before does not see the updates.
+/// functions in the same order. In a join, ranks without batches update their part with the gradients and the settings
+/// of a rank that has batches; state_dict and gather_state are called outside of it. The parameters move to memory of
+/// the group, from which they are shared without a copy: a view of one that was made before does not see the updates.
 class ZeroRedundancyOptimizer final : public Stateful {
  public:
   /// Makes the optimizer of this rank. It gets a vector for each parameter, in their order: the elements that this rank
@@ -37,6 +38,7 @@ class ZeroRedundancyOptimizer final : public Stateful {
         [&](std::vector<Tensor> slices) { return std::make_unique<Inner>(std::move(slices), options); },
         std::move(group));
   }
+  ~ZeroRedundancyOptimizer() override;
   ZeroRedundancyOptimizer(const ZeroRedundancyOptimizer&) = delete;
   ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
 
@@ -84,6 +86,7 @@ class ZeroRedundancyOptimizer final : public Stateful {
   };
   void plan();
   void move_parameters();
+  void take_over_step(int from, bool ended);
   void take_gradients();
   void step_own_share();
   void share_parameters();
@@ -95,6 +98,8 @@ class ZeroRedundancyOptimizer final : public Stateful {
   std::vector<Place> places_;  // by parameter
   std::vector<Line> lines_;
   std::unique_ptr<optim::Optimizer> local_;
+  struct InJoin;
+  std::unique_ptr<InJoin> in_join_;
 };
 
 }  // namespace tandem::parallel

@@ -11,6 +11,8 @@
 
 namespace tandem::parallel {
 
+class Joins;
+
 /// What a lost peer, a timeout or a disagreement between ranks throws; carries the rank it is about, by its number in
 /// the group, or -1.
 class CommError : public Error {
@@ -87,8 +89,10 @@ class ProcessGroup {
   virtual Work start(const Collective& collective) = 0;
 
  private:
+  friend Joins;
   Work run(Collective collective);
   std::uint64_t call_count_ = 0;
+  std::shared_ptr<Joins> joins_;  // what this rank knows of the group's joins, once there was need to
 };
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.

@@ -2,6 +2,7 @@
 // "@RANK done", "@RANK lost OTHER TEXT" or "@RANK error TEXT" is the last that a rank prints.
 // usage: failure_program BACKEND TIMEOUT train STEPS [FILE [at-once]]   DDP; saves to the file at each step
 //        failure_program BACKEND TIMEOUT zero STEPS [FILE]              the same with a divided optimizer
+//        failure_program BACKEND TIMEOUT join STEPS                     DDP, where rank 0 has two batches
 //        failure_program BACKEND TIMEOUT CALLS                          "sums", or calls in which the last rank differs
 #include <unistd.h>
 
@@ -53,6 +54,22 @@ void train(int steps, const std::string& file, bool divided) {
   divided ? train<parallel::ZeroRedundancyOptimizer>(steps, file, zero) : train<optim::Adam>(steps, file, alone);
 }
 
+// Rank 0 has two batches, and shadows the others from then on.
+void train_joined(int rank, int steps) {
+  manual_seed(1);
+  auto net = make_net();
+  parallel::DistributedDataParallel model(net, {.bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
+  optim::Adam optimizer(net->parameters(), {.lr = 1e-2});
+  const Tensor x = randn({8, 32}), y = randint(0, 8, {8});
+  model.join([&] {
+    for (int step = 0; step < (rank == 0 ? 2 : steps); ++step) {
+      model.loss(nn::CrossEntropyLoss(), x, y).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  });
+}
+
 void call(const std::string& what, bool odd) {
   Tensor t = ones({1000}), other = ones({999}), all = empty({1000 * parallel::world_size()});
   if (what == "sums") {
@@ -92,6 +109,8 @@ void run_rank(int rank, int ranks) {
   say(rank, "joined");
   if (what == "train" || what == "zero")
     train(std::atoi(arguments[4].c_str()), arguments.size() > 5 ? arguments[5] : "", what == "zero");
+  else if (what == "join")
+    train_joined(rank, std::atoi(arguments[4].c_str()));
   else
     call(what, rank == ranks - 1);
   parallel::barrier();

@@ -79,6 +79,8 @@ CASES = [
     Case("rank 0 inside a collective", "kill rank=0 collective=4", 0, KILLED, program=SUMS),
     Case("while saving", "kill rank=0 save=3", 0, KILLED, program=("train", "6", "FILE")),
     Case("inside the step of a divided optimizer", "kill rank=1 step=3", 1, KILLED, program=("zero", "6")),
+    Case("while shadowing others", "kill rank=0 backward=4", 0, KILLED, program=("join", "6")),
+    Case("beside a rank that shadows", "kill rank=1 step=4", 1, KILLED, program=("join", "6")),
     Case("while saving a divided optimizer", "kill rank=0 save=3", 0, KILLED, program=("zero", "6", "FILE"), on="launcher"),
     # Silent. A rank that never came to a store is one of these, where no launcher watches it.
     Case("no launcher, and killed before init", "kill rank=1 start", 1, silent=True, timeout=3, on="hand",
@@ -109,6 +111,9 @@ CASES = [
     Case("throws in the step of a divided optimizer", "throw rank=2 step=3", 2, r"cannot take part in all_gather \(",
          "fault injected: throw", program=("zero", "6"), victim_says="error .*fault injected: throw",
          backends="shm gloo thread"),
+    Case("throws in a join", "throw rank=1 step=4", 1, r"cannot take part in barrier \(",
+         r"rank 1 of 3: its part of the join ended with an error: .*fault injected: throw", program=("join", "6"),
+         victim_says="error .*fault injected: throw", backends="shm gloo thread"),
     # Doing something else.
     Case("another collective", error=f"lost [02] .*{DISAGREE}", program=("another-collective",), backends="shm gloo thread"),
     Case("another order", error=f"lost [02] .*{DISAGREE}", program=("another-order",), backends="shm gloo thread"),
