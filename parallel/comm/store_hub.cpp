@@ -213,8 +213,12 @@ void StoreHub::begin_restart(int restart) {
 }
 
 bool StoreHub::others_may_ask() const {
-  return lost_reply() && std::any_of(ranks_.begin(), ranks_.end(),
-                                     [](const auto& rank) { return rank.first != 0 && rank.second.connections > 0; });
+  const auto any = [this](const auto& is_so) {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [&](const auto& rank) { return rank.first != 0 && is_so(rank.second); });
+  };
+  return any([](const Rank& rank) { return rank.lost || rank.left; }) &&
+         any([](const Rank& rank) { return rank.connections > 0; });
 }
 
 }  // namespace tandem::parallel
