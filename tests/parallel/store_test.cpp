@@ -292,6 +292,17 @@ TEST_CASE("TCPStore: a lost rank ends every wait") {
   }
 }
 
+TEST_CASE("StoreServer: while the holder ends, others may ask why a rank has left") {
+  auto server = std::make_unique<Server>();
+  auto asks = server->client(2);
+  (void)server->client(1);  // leaves
+  std::thread end([&] { server.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(asks->get("ended/1") == "has left the job");
+  asks.reset();
+  end.join();
+}
+
 TEST_CASE("TCPStore: a rank that never came") {
   Server server(true);
   server.server.report_end(1, "ended with exit code 0");
