@@ -70,7 +70,7 @@ class Chain final : public Work::State {
 
 class Failed final : public Work::State {
  public:
-  Failed(Work told, std::exception_ptr error) : told_(std::move(told)), error_(std::move(error)) {}
+  Failed(Work told, std::exception_ptr error) : told_(std::move(told)) { error_ = std::move(error); }
   bool poll() override { return told_.is_completed(); }
   void wait() override {
     try {
@@ -82,7 +82,7 @@ class Failed final : public Work::State {
 
  private:
   const Work told_;
-  const std::exception_ptr error_;
+  std::exception_ptr error_;
 };
 
 std::string text_of(const std::exception_ptr& error) {
