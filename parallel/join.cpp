@@ -107,11 +107,16 @@ class Joins {
 
   std::string me() const { return fmt::format("rank {} of {}: ", group_.rank(), group_.size()); }
 
-  // Every rank's number. Its shape is one that no other collective has, so that none can be taken for it.
-  std::vector<std::int64_t> exchange(std::int64_t mine) {
+  // Every rank's number.
+  std::vector<std::int64_t> exchange(std::int64_t mine, JoinStage stage) {
     const NoGradGuard no_grad;
-    Tensor all = zeros({group_.size(), 1, 1, 1, 1, 1}, {.dtype = int64});
-    group_.all_gather(all, full({1, 1, 1, 1, 1, 1}, mine, {.dtype = int64})).wait();
+    Tensor all = zeros({group_.size()}, {.dtype = int64});
+    group_
+        .run({.operation = Operation::all_gather,
+              .input = full({1}, mine, {.dtype = int64}),
+              .output = all,
+              .stage = stage})
+        .wait();
     return all.to_vector<std::int64_t>();
   }
 
@@ -119,7 +124,7 @@ class Joins {
     const std::int64_t how = (options_.divide_by_initial_world_size ? 1 : 0) +
                              (options_.throw_on_early_termination ? 2 : 0) +
                              4 * static_cast<std::int64_t>(members_.size());
-    const std::vector<std::int64_t> all = exchange(kEnters - how);
+    const std::vector<std::int64_t> all = exchange(kEnters - how, JoinStage::starts);
     const auto odd = std::ranges::find_if(all, [&](std::int64_t code) { return code != all.front(); });
     if (odd == all.end()) return;
     const auto text = [](std::int64_t code) {
@@ -134,7 +139,8 @@ class Joins {
   }
 
   Round round(std::int64_t mine) {
-    const std::vector<std::int64_t> codes = exchange(mine);
+    const std::vector<std::int64_t> codes =
+        exchange(mine, mine == kEnded || shadowing_ ? JoinStage::ended : JoinStage::goes_on);
     if (std::ranges::find(codes, kLeft) != codes.end()) end_with_a_reason();
     Round r;
     int live = -1;
@@ -208,7 +214,7 @@ class Joins {
     over_ = std::current_exception();
     bool in_step = true;
     try {
-      exchange(kLeft);
+      exchange(kLeft, JoinStage::stops);
     } catch (const std::exception&) {
       in_step = false;  // the others were in something else, and leave in their turn
     }
@@ -222,7 +228,7 @@ class Joins {
   // Some rank has left.
   [[noreturn]] void end_with_a_reason() {
     try {
-      group_.barrier().wait();
+      group_.run({.operation = Operation::barrier, .stage = JoinStage::stops}).wait();
       fail("join", "{}a rank has left the join", me());
     } catch (...) {
       over_ = std::current_exception();

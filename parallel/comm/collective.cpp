@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::array kOperations = {"all_reduce",     "broadcast",  "reduce", "all_gather", "gather",  "scatter",
                                     "reduce_scatter", "all_to_all", "send",   "recv",       "barrier", "fail"};
+constexpr std::array kStages = {"", "at its start", "in the loop", "the loop is over", "an error ends it"};
 constexpr std::array kOps = {"sum", "product", "min", "max", "avg"};
 
 template <class Names>
@@ -31,6 +33,7 @@ const char* name(Operation operation) { return pick(kOperations, static_cast<std
 
 Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
   Fingerprint f{.sequence = sequence, .operation = static_cast<std::int32_t>(c.operation)};
+  f.stage = static_cast<std::int32_t>(c.stage);
   const Tensor& any = c.input.defined() ? c.input : c.output;
   if (!any.defined()) return f;  // a barrier, or a failure
   f.dtype = static_cast<std::int32_t>(any.dtype());
@@ -42,6 +45,13 @@ Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
   f.dims = static_cast<std::int32_t>(share.dim());
   if (f.dims <= Fingerprint::kMaxDims) std::copy(share.shape().begin(), share.shape().end(), f.shape.begin());
   return f;
+}
+
+bool operator==(const Fingerprint& a, const Fingerprint& b) {
+  const auto compared = [](const Fingerprint& f) {
+    return std::tuple(f.sequence, f.operation, f.dtype, f.root, f.op, f.count, f.dims, f.of_join(), f.shape);
+  };
+  return compared(a) == compared(b);
 }
 
 void Collective::make_dense() {
@@ -64,6 +74,7 @@ void Collective::finish() {
 std::string describe(const Fingerprint& f) {
   const auto operation = static_cast<Operation>(f.operation);
   const char* what = name(operation);
+  if (f.of_join()) return fmt::format("join ({}, call {})", pick(kStages, f.stage), f.sequence);
   if (operation == Operation::barrier || operation == Operation::fail)
     return fmt::format("{} (call {})", what, f.sequence);
   std::string how;

@@ -31,6 +31,9 @@ enum class Operation : std::int32_t {
   fail,  // this rank cannot take part in whatever the others call, and says why
 };
 
+/// What a rank says of itself when it makes a collective that belongs to a join.
+enum class JoinStage : std::int32_t { none, starts, goes_on, ended, stops };
+
 /// One rank's part of a collective. Tensors are detached. Where an operation works in place, input and output are the
 /// same tensor; where this rank reads or gets nothing, they are undefined.
 ///   all_reduce      input = output = t
@@ -49,6 +52,7 @@ struct Collective {
   Tensor input = {}, output = {};
   std::string message = {};  // of fail
   Tensor view = {};          // what the output was before make_dense, when it was not dense
+  JoinStage stage = JoinStage::none;
 
   // The backend calls these on any thread, before and after it moves the data.
 
@@ -67,8 +71,10 @@ struct Fingerprint {
   std::int32_t operation = 0, dtype = 0, root = 0, op = 0;
   std::int64_t count = 0;  // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
   std::int32_t dims = 0;   // and the shape of it, where it has at most kMaxDims dimensions
+  std::int32_t stage = 0;  // of a join, for errors: ranks in different stages agree
   std::array<std::int64_t, kMaxDims> shape = {};
-  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+  bool of_join() const { return stage != 0; }
+  friend bool operator==(const Fingerprint& a, const Fingerprint& b);
 };
 Fingerprint fingerprint(const Collective& collective, std::uint64_t sequence);
 /// "all_reduce (sum, call 7) of {10, 10} float32"

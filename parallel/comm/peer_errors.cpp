@@ -21,8 +21,16 @@ std::string GroupSetup::rank_name(int member) const {
 }
 
 CommError ranks_disagree(const Caller& c, int other, const Fingerprint& others_call) {
-  return {other, both_calls(c, other, others_call) +
-                     "; every rank must call the same operations in the same order, on tensors of one size and type"};
+  const auto starts = static_cast<std::int32_t>(JoinStage::starts);
+  std::string_view advice =
+      "every rank must call the same operations in the same order, on tensors of one size and type";
+  if (c.call.stage == starts || others_call.stage == starts)
+    advice = "every rank of the group calls join";
+  else if (c.call.of_join() != others_call.of_join())
+    advice =
+        "in a join, a rank whose loop is over takes part in what wrapped models and divided optimizers do, and in "
+        "nothing else: move other calls to after the join";
+  return {other, fmt::format("{}; {}", both_calls(c, other, others_call), advice)};
 }
 
 CommError messages_differ(const Caller& c, int other, const Fingerprint& others_call) {

@@ -99,8 +99,9 @@ void a_body_that_throws(const Group& group) {
         throw Error("no error");
       } catch (const CommError& e) {
         require(e.rank() == odd, "the error is about the rank that has thrown");
-        require_error({name_of(odd) +
-                       fmt::format(" of {}: its part of the join ended with an error: spilled coffee", group->size())},
+        require_error({name_of(odd) + fmt::format(" of {}: its part of the join ended with an error: spilled coffee",
+                                                  group->size()),
+                       " cannot take part in join (an error ends it, call "},
                       [&] { throw e; });
       }
     }
@@ -145,17 +146,28 @@ void calls_of_ones_own(const Group& group) {
   if (group->size() == 1) return;
   DistributedDataParallel ddp = make(group);
   for (const bool twice : {false, true}) {
-    require_error({"the ranks disagree", "all_reduce (sum, call ", "all_gather (call "}, [&] {
-      ddp.join([&] {
-        Tensor t = ones({3}), u = ones({3});
-        group->all_reduce(t).wait();
-        if (group->rank() == 0) return;
-        if (twice) loss_of(ddp, group).backward();
-        group->all_reduce(u).wait();
-      });
-    });
+    require_error({"the ranks disagree", "all_reduce (sum, call ", "rank 0 calls join (the loop is over, call ",
+                   "move other calls to after the join"},
+                  [&] {
+                    ddp.join([&] {
+                      Tensor t = ones({3}), u = ones({3});
+                      group->all_reduce(t).wait();
+                      if (group->rank() == 0) return;
+                      if (twice) loss_of(ddp, group).backward();
+                      group->all_reduce(u).wait();
+                    });
+                  });
     require_working(group, ddp);
   }
+}
+
+void joined_by_some(const Group& group) {
+  if (group->size() == 1) return;
+  DistributedDataParallel ddp = make(group);
+  require_error(
+      {"rank 0 calls join (at its start, call ", "calls barrier (call ", "every rank of the group calls join"},
+      [&] { group->rank() == 0 ? (void)ddp.join([] {}) : group->barrier().wait(); });
+  require_working(group, ddp);
 }
 
 void different_calls(const Group& group) {
@@ -221,6 +233,7 @@ std::vector<DdpCase> join_failure_cases() {
           {"join: with reproducible shards", with_reproducible_shards},
           {"join: a root out of range", a_root_out_of_range},
           {"join: calls of one's own", calls_of_ones_own},
+          {"join: joined by some", joined_by_some},
           {"join: different calls", different_calls},
           {"join: an error that is caught", an_error_that_is_caught},
           {"join: a model that is gone", a_model_that_is_gone}};
