@@ -337,6 +337,8 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   s.broadcast_buffers = options.broadcast_buffers;
   s.check_every = options.check_every;
   check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
+  check(!Joinable::joining(*s.group), kName, "rank {} of {}: a model is wrapped in a join; wrap it before the join",
+        s.group->rank(), s.group->size());
   NamedTensors trained;
   for (const auto& [name, p] : module->named_parameters()) {
     if (p.requires_grad()) trained.emplace_back(name, p);

@@ -62,6 +62,7 @@ class Joins {
   }
   void strike(int number) { members_[static_cast<std::size_t>(number)] = nullptr; }
   bool under_way() const { return under_way_; }
+  static bool under_way(const ProcessGroup& group) { return group.joins_ && group.joins_->under_way_; }
 
   Participants announce(Call call) {
     if (!under_way_) return {};
@@ -183,7 +184,8 @@ class Joins {
   std::string name_of(const Call& call) const {
     const auto at = static_cast<std::size_t>(call.number);
     const Joinable* member = at < members_.size() ? members_[at] : nullptr;
-    if (member == nullptr) return fmt::format("a call of number {}, which is gone here", call.number);
+    if (member == nullptr)
+      return fmt::format("a call of a model or optimizer (number {}) that is gone here", call.number);
     return fmt::format("{} (number {})", member->name_of(call.call), call.number);
   }
 
@@ -199,7 +201,9 @@ class Joins {
         if (member == nullptr)
           group_
               .fail(
-                  fmt::format("{}its loop is over, and what others call {} was destroyed here", me(), name_of(r.call)))
+                  fmt::format("{}its loop is over, and the model or optimizer (number {}) with which others go on was "
+                              "destroyed here; keep it until the join has ended",
+                              me(), r.call.number))
               .wait();
         else
           member->shadow(r.call.call, r.who);
@@ -259,6 +263,8 @@ Participants Joinable::announce(int call, int detail) const {
   if (!joins_) return {};
   return joins_->announce({.number = number_, .call = call, .detail = detail});
 }
+
+bool Joinable::joining(const ProcessGroup& group) { return Joins::under_way(group); }
 
 bool Joinable::joining() const { return joins_ && joins_->under_way(); }
 

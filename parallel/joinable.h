@@ -29,7 +29,7 @@ class Joinable {
   Joinable& operator=(const Joinable&) = delete;
   virtual ~Joinable();
 
-  /// Makes it known to the group. All ranks do this in the same order.
+  /// Makes it known to the group, outside of a join. All ranks do this in the same order.
   void enroll(ProcessGroup& group);
   /// For errors: "the backward of DistributedDataParallel".
   virtual std::string name_of(int call) const = 0;
@@ -45,6 +45,7 @@ class Joinable {
   Participants announce(int call, int detail = 0) const;
   /// Whether a join of the group is under way.
   bool joining() const;
+  static bool joining(const ProcessGroup& group);
 
  private:
   std::shared_ptr<Joins> joins_;

@@ -102,6 +102,9 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
                                                  std::shared_ptr<ProcessGroup> group)
     : group_(group ? std::move(group) : default_group()), parameters_(std::move(parameters)) {
   check(group_->rank() >= 0, kName, "this process is not a member of the group; only its members make the optimizer");
+  check(!Joinable::joining(*group_), kName,
+        "rank {} of {}: a divided optimizer is made in a join; make it before the join", group_->rank(),
+        group_->size());
   do_own_part(*group_, [&] {
     optim::check_parameters(kName, parameters_);
     for (std::size_t i = 0; i < parameters_.size(); ++i)

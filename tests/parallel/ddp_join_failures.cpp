@@ -212,14 +212,36 @@ void a_model_that_is_gone(const Group& group) {
   DistributedDataParallel ddp = make(group);
   std::optional<DistributedDataParallel> gone(std::in_place, std::make_shared<JoinNet>(false),
                                               parallel::DistributedDataParallelOptions{.process_group = group});
-  require_error({"was destroyed here"}, [&] {
-    ddp.join([&] {
-      if (group->rank() == 0) return gone.reset();
-      const auto [x, y] = batch_of(group->rank(), 0);
-      sum((*gone)(x)).backward();
-    });
-  });
+  require_error({"rank 0", "its loop is over, and the model or optimizer (number ",
+                 ") with which others go on was destroyed here; keep it until the join has ended"},
+                [&] {
+                  ddp.join([&] {
+                    if (group->rank() == 0) return gone.reset();
+                    const auto [x, y] = batch_of(group->rank(), 0);
+                    sum((*gone)(x)).backward();
+                  });
+                });
   require_working(group, ddp);
+}
+
+// Also where only some ranks come to it.
+void made_inside(const Group& group) {
+  DistributedDataParallel ddp = make(group);
+  for (const bool all : {true, false}) {
+    const auto inside = [&](const auto& makes) {
+      return [&] {
+        ddp.join([&] {
+          if (all || group->rank() == group->size() - 1) makes();
+        });
+      };
+    };
+    require_error({"[DistributedDataParallel] rank ", "a model is wrapped in a join; wrap it before the join"},
+                  inside([&] { make(group); }));
+    require_error(
+        {"[ZeroRedundancyOptimizer] rank ", "a divided optimizer is made in a join; make it before the join"},
+        inside([&] { parallel::ZeroRedundancyOptimizer::make<optim::SGD>(ddp.parameters(), {.lr = 0.1}, group); }));
+    require_working(group, ddp);
+  }
 }
 
 }  // namespace
@@ -236,7 +258,8 @@ std::vector<DdpCase> join_failure_cases() {
           {"join: joined by some", joined_by_some},
           {"join: different calls", different_calls},
           {"join: an error that is caught", an_error_that_is_caught},
-          {"join: a model that is gone", a_model_that_is_gone}};
+          {"join: a model that is gone", a_model_that_is_gone},
+          {"join: made inside", made_inside}};
 }
 
 }  // namespace tandem::test
