@@ -231,7 +231,14 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
               .output_device = device};
   }
 
+  void check_no_join(bool join) const {
+    check(!shards || !join, kName,
+          "join is not for reproducible_shards, whose batches are those of all ranks together; give each rank equally "
+          "many");
+  }
+
   Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
+    check_no_join(Joinable::joining(*group));
     const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
     Tensor loss = parallel::reproducible_loss(*shards, reduction, x, y, part_of, [&] {
@@ -436,9 +443,7 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync() {
 }
 
 int DistributedDataParallel::join(FunctionRef<void()> body, const JoinOptions& options) {
-  check(!state_->shards, kName,
-        "join is not for reproducible_shards, whose batches are those of all ranks together; give each rank equally "
-        "many");
+  state_->check_no_join(true);
   return parallel::join(body, options, state_->group);
 }
 

@@ -131,7 +131,16 @@ void something_else_thrown(const Group& group) {
 void with_reproducible_shards(const Group& group) {
   if (group->size() == 3) return;
   DistributedDataParallel ddp(std::make_shared<JoinNet>(false), {.process_group = group, .reproducible_shards = 4});
-  require_error({"[DistributedDataParallel] join is not for reproducible_shards"}, [&] { ddp.join([] {}); });
+  const std::string refused = "[DistributedDataParallel] join is not for reproducible_shards";
+  require_error({refused}, [&] { ddp.join([] {}); });
+  for (const int batches : {1, group->rank() == group->size() - 1 ? 1 : 0})
+    require_error({refused}, [&] {
+      parallel::join(
+          [&] {
+            for (int k = 0; k < batches; ++k) loss_of(ddp, group).backward();
+          },
+          {}, group);
+    });
 }
 
 void a_root_out_of_range(const Group& group) {
