@@ -84,7 +84,15 @@ class Joins {
       const Raised in_a_join(t_in_a_join), under_way(under_way_);
       try {
         body();
-        shadow_others();
+        try {
+          shadow_others();
+        } catch (const CommError& e) {
+          if (!shadowed_) throw;
+          throw CommError(e.rank(), fmt::format("{}; the loop of rank {} was over, so that it lacks the others' steps "
+                                                "since: before more training load a checkpoint, or broadcast_state of "
+                                                "rank {}, on every rank",
+                                                e.what(), group_.rank(), lowest_));
+        }
       } catch (const std::exception& e) {
         leave(e.what());
         throw;

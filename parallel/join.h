@@ -22,8 +22,9 @@ struct JoinOptions {
 /// a rank's loop ended: broadcast_state(optimizer, group, root), with what is returned as root, gives it to all.
 ///
 /// Every rank of the group (default: all) calls it. Collectives of the body's own are not taken part in: with one rank
-/// ended they are a CommError on all that names both calls. An exception of the body goes on here, and is a CommError
-/// on the others. Error for a join inside another.
+/// ended they are a CommError on all that names both calls. Models are wrapped, and optimizers divided, before it: in
+/// it that is an Error, as is a join inside another. An exception of the body goes on here, and is a CommError on the
+/// others. Then nothing is repaired: ranks whose loops were over lack the steps since, and their CommError says so.
 int join(FunctionRef<void()> body, const JoinOptions& options = {},
          const std::shared_ptr<ProcessGroup>& group = nullptr);
 

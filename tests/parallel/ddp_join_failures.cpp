@@ -99,6 +99,13 @@ void a_body_that_throws(const Group& group) {
         throw Error("no error");
       } catch (const CommError& e) {
         require(e.rank() == odd, "the error is about the rank that has thrown");
+        const bool behind = others == 0;
+        const std::string says = fmt::format(
+            "; the loop of rank {} was over, so that it lacks the others' steps since: "
+            "before more training load a checkpoint, or broadcast_state of rank {}, ",
+            group->rank(), odd);
+        require((std::string_view(e.what()).find(says) != std::string_view::npos) == behind,
+                "a rank that lacks steps says so");
         require_error({name_of(odd) + fmt::format(" of {}: its part of the join ended with an error: spilled coffee",
                                                   group->size()),
                        " cannot take part in join (an error ends it, call "},
@@ -174,8 +181,12 @@ void joined_by_some(const Group& group) {
   if (group->size() == 1) return;
   DistributedDataParallel ddp = make(group);
   require_error(
-      {"rank 0 calls join (at its start, call ", "calls barrier (call ", "every rank of the group calls join"},
-      [&] { group->rank() == 0 ? (void)ddp.join([] {}) : group->barrier().wait(); });
+      {"rank 0 calls join (at its start, call ", "calls barrier (call ", "every rank of the group calls join"}, [&] {
+        if (group->rank() == 0)
+          ddp.join([] {});
+        else
+          group->barrier().wait();
+      });
   require_working(group, ddp);
 }
 
