@@ -175,7 +175,7 @@ std::int64_t first_moment(std::span<const Event> events) {
 }
 
 void write_file(const std::string& path, std::span<const std::string> texts, const std::string& about) {
-  AtomicFile file(path);
+  AtomicFile file(path, "trace");
   const auto add = [&](std::string_view text) { file.write(text.data(), text.size()); };
   add(R"({"displayTimeUnit":"ms","otherData":)");
   add(about);

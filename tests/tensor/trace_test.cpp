@@ -246,6 +246,7 @@ TEST_CASE("a file can be written while others record") {
 TEST_CASE("mistakes") {
   CHECK_ERROR(trace::start({.events_per_thread = 0}), "[trace]", "events_per_thread is 0", "give 1 or more");
   CHECK(!trace::is_on());
-  CHECK_ERROR(trace::write("/no/such/folder/trace.json"), "/no/such/folder/trace.json cannot be written",
+  CHECK_ERROR(trace::write(""), "[trace]", "the file's name is empty");
+  CHECK_ERROR(trace::write("/no/such/folder/trace.json"), "[trace] /no/such/folder/trace.json cannot be written",
               "create the directory first");
 }
