@@ -1,6 +1,19 @@
 #include "fashion_mnist_options.h"
 
+#include <filesystem>
+
 #include <CLI/CLI.hpp>
+
+namespace {
+
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code no;
+  const auto resolved = [&](const std::string& path) { return fs::weakly_canonical(fs::absolute(path, no), no); };
+  return !a.empty() && !b.empty() && (resolved(a) == resolved(b) || fs::equivalent(a, b, no));
+}
+
+}  // namespace
 
 int parse_options(int argc, char** argv, Options& o) {
   CLI::App app{
@@ -87,6 +100,9 @@ int parse_options(int argc, char** argv, Options& o) {
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
       throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");
+    if (same_file(o.save, o.log)) throw CLI::ValidationError("--log", "names the file of --save; give another");
+    if (same_file(o.save, o.trace)) throw CLI::ValidationError("--trace", "names the file of --save; give another");
+    if (same_file(o.log, o.trace)) throw CLI::ValidationError("--trace", "names the file of --log; give another");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);
