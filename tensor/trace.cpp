@@ -28,11 +28,13 @@ struct Buffer {
   std::atomic<std::int64_t> size = 0, left_out = 0;
   std::unique_ptr<Chunk> first;
   Chunk* current = nullptr;
+  std::int64_t before = 0;  // events of threads that had this buffer before
 
   void restart(std::uint32_t of) {
     size.store(0, std::memory_order_relaxed);
     left_out.store(0, std::memory_order_relaxed);
     current = nullptr;
+    before = 0;
     session.store(of, std::memory_order_release);
   }
   // The place of the next event; null when memory is short.
@@ -77,6 +79,7 @@ class Lease {
       buffer_ = r.free.back();
       r.free.pop_back();
     }
+    buffer_->before = buffer_->size.load(std::memory_order_relaxed);
     number_ = r.threads.fetch_add(1, std::memory_order_relaxed);
   }
   ~Lease() {
@@ -121,7 +124,8 @@ void record(std::uint32_t of, const char* name, Track track, Detail detail, std:
   Buffer& buffer = lease->buffer();
   if (buffer.session.load(std::memory_order_relaxed) != of) buffer.restart(of);
   const std::int64_t size = buffer.size.load(std::memory_order_relaxed);
-  Event* const place = size < g_limit.load(std::memory_order_relaxed) ? buffer.place(size) : nullptr;
+  const std::int64_t own = size - buffer.before;
+  Event* const place = own < g_limit.load(std::memory_order_relaxed) ? buffer.place(size) : nullptr;
   if (place == nullptr) return lose(buffer.left_out);
   if (track.kind == nullptr) track = t_track;
   if (track.kind == nullptr) track = {kThreads, lease->number()};
