@@ -229,6 +229,15 @@ def plot(folder):
     run([python, PLOT, trace, picture, "--steps", "3:6", "--title", "three"])
     said = run([python, PLOT, trace, picture, "--steps", f"3:{STEPS + 1}"], expect=1)
     assert f"there are steps 0 to {STEPS - 1}" in said, said
+    run(command(folder, "--trace", trace, "--epochs", 1, "--batch-size", ROWS))  # of one step
+    run([python, PLOT, trace, picture])
+    assert "3 is no A:B" in run([python, PLOT, trace, picture, "--steps", "3"], expect=2)
+    for text in "[]", "{", '{"traceEvents":[{}]}', '{"traceEvents":3}':
+        trace.write_text(text)
+        said = run([python, PLOT, trace, picture], expect=1)
+        assert f"plot_trace: {trace} is not a timeline" in said and "Traceback" not in said, said
+    said = run([python, PLOT, folder / "none", picture], expect=1)
+    assert "none cannot be read: No such file or directory" in said and "Traceback" not in said, said
     trace.write_text('{"traceEvents":[]}')
     assert "the file has no events" in run([python, PLOT, trace, picture], expect=1)
 
