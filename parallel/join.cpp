@@ -8,6 +8,7 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/joinable.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -109,6 +110,7 @@ class Joins {
 
   // Every rank's number. Its shape is one that no other collective has, so that none can be taken for it.
   std::vector<std::int64_t> exchange(std::int64_t mine) {
+    const trace::Span span("join");
     const NoGradGuard no_grad;
     Tensor all = zeros({group_.size(), 1, 1, 1, 1, 1}, {.dtype = int64});
     group_.all_gather(all, full({1, 1, 1, 1, 1, 1}, mine, {.dtype = int64})).wait();
