@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/tandem.h>
 
@@ -131,7 +132,7 @@ int main(int argc, char** argv) {
       "busbw = "
       "algbw * 2 (n-1) / n."};
   app.add_option("-n", settings.ranks, "ranks, unless a launcher has started them")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
   app.add_option("--backend", settings.backends, "shm, thread, gloo, mpi; a comma-separated list")
       ->delimiter(',')
@@ -139,13 +140,13 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--bytes", settings.bytes, "sizes of the tensor, a comma-separated list")
       ->delimiter(',')
-      ->check(CLI::Range(std::int64_t{4}, std::int64_t{1} << 40))
+      ->check(number_from(4, std::int64_t{1} << 40))
       ->capture_default_str();
   app.add_flag("--fresh,!--hot", settings.fresh,
                "each rank writes its data anew before each call (default), or leaves the last result there");
   app.add_flag("--plain", settings.plain, "tensors in ordinary memory, which the ranks do not share");
   app.add_option("--iterations", settings.iterations, "calls that are timed (default: by size, 20 to 2000)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1));
   app.add_option("--json", json_file, "write the records to this file");
   CLI11_PARSE(app, argc, argv);
 

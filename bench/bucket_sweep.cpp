@@ -3,6 +3,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
@@ -110,19 +111,17 @@ int main(int argc, char** argv) {
       "All sizes take turns within one run; times are medians over rounds."};
   app.add_option("--bucket-mb", s.caps_mb, "bucket sizes in MiB, a comma-separated list")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1e-6))
       ->capture_default_str();
   app.add_option("--batch-size", s.batch_size, "rows of all processes together")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
-  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--layers", s.layers, "layers")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "inputs and outputs of each layer")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(number_from(1, 64))->capture_default_str();
+  app.add_option("--layers", s.layers, "layers")->check(number_from(1, 1000))->capture_default_str();
+  app.add_option("--width", s.width, "inputs and outputs of each layer")->check(number_from(1))->capture_default_str();
   app.add_option("--optimizer", optimizer, "sgd, adam")->check(CLI::IsMember({"sgd", "adam"}))->capture_default_str();
   app.add_option("--backend", s.backend, "process group: shm, gloo (default: the best)");
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
   app.add_option("--json", s.json_file, "write the records to this file");
   CLI11_PARSE(app, argc, argv);
   s.adam = optimizer == "adam";

@@ -1,9 +1,12 @@
 // dp_vs_ddp: the same training step on one device, with DataParallel, and with DistributedDataParallel, in turn within
 // one run, and where the time of each goes.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 #include <tandem/tensor/io/atomic_file.h>
 
@@ -253,6 +256,32 @@ int run_benchmark(const Settings& s) {
   return 0;
 }
 
+// Options that would be ignored are mistakes.
+void check_together(const CLI::App& app, const Settings& s) {
+  const auto given = [&](const char* option) { return app.count(option) > 0; };
+  const auto refuse = [](const char* option, const char* why) { throw CLI::ValidationError(option, why); };
+  for (const char* only : {"--advise", "--check-every"}) {
+    if (!given(only)) continue;
+    for (const char* other : {"--modes", "--trace"})
+      if (given(other)) refuse(other, fmt::format("is for a run without {}", only).c_str());
+  }
+  if (given("--check-every")) {
+    if (given("--advise")) refuse("--check-every", "is for a run without --advise");
+    if (given("--json")) refuse("--json", "is for a run without --check-every");
+    if (s.devices.size() > 1) refuse("--devices", "takes one number with --check-every");
+  }
+  if (given("--trace") && s.devices.size() > 1)
+    refuse("--devices", "takes one number with --trace: a file holds one run");
+  if (given("--backend") && !s.has(Mode::ddp)) refuse("--backend", "is for the mode ddp; add it to --modes");
+  std::vector<int> counts = s.devices;
+  std::ranges::sort(counts);
+  if (std::ranges::adjacent_find(counts) != counts.end()) refuse("--devices", "has a number twice");
+  namespace fs = std::filesystem;
+  if (given("--trace") && given("--json") &&
+      fs::weakly_canonical(fs::absolute(s.json_file)) == fs::weakly_canonical(fs::absolute(s.trace_file)))
+    refuse("--trace", "names the file of --json; give another");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -268,7 +297,7 @@ int main(int argc, char** argv) {
       "median over rounds of one device / mode."};
   app.add_option("--batch-size", s.batch_sizes, "rows a step on all devices together, a comma-separated list")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
   app.add_option("--optimizer", s.optimizers, "sgd, adam")
       ->delimiter(',')
@@ -276,14 +305,14 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--devices", s.devices, "numbers of devices and processes")
       ->delimiter(',')
-      ->check(CLI::Range(1, 64))
+      ->check(number_from(1, 64))
       ->capture_default_str();
   app.add_option("--modes", s.modes, "one, threads (one device with n threads), dp, ddp")
       ->delimiter(',')
       ->check(CLI::IsMember({"one", "threads", "dp", "ddp"}))
       ->capture_default_str();
-  app.add_option("--layers", s.layers, "hidden layers")->check(CLI::Range(0, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "width of the hidden layers")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(0, 1000))->capture_default_str();
+  app.add_option("--width", s.width, "width of the hidden layers")->check(number_from(1))->capture_default_str();
   app.add_option("--backend", s.backend, "process group of ddp: shm, gloo (default: the best)");
   app.add_flag(
       "--advise", advise,
@@ -291,17 +320,22 @@ int main(int argc, char** argv) {
       "number of devices (default: up to the cores) and bucket size, and compare with a run of the best");
   app.add_option("--check-every", s.check_every,
                  "only measure what comparing the parameters of ddp at every so many steps costs")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+      ->check(number_from(1, 1000));
+  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
   app.add_option("--json", s.json_file, "write the records to this file");
   app.add_option("--trace", s.trace_file,
                  "write a timeline of some steps of each mode, at the last size, to this file");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+    check_together(app, s);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e);
+  }
   if (advise && app.count("--devices") == 0) s.devices = bench::device_counts(cores);
   try {
     const bool is_rank = std::getenv("RANK") != nullptr;
     if (!is_rank && !s.json_file.empty() && !bench::write_json(s.json_file, "[]")) return 1;
-    if (!is_rank && !s.trace_file.empty()) const AtomicFile writable(s.trace_file);
+    if (!is_rank && !s.trace_file.empty()) const AtomicFile writable(s.trace_file, "dp_vs_ddp");
     return advise ? bench::advise(s) : s.check_every > 0 ? bench::guard_cost(s) : run_benchmark(s);
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());

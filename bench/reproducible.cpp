@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
@@ -114,14 +115,14 @@ int main(int argc, char** argv) {
       "DistributedDataParallel; one thread a device.\n\n  reproducible --batch-size 64,512 --parts 2,4"};
   app.add_option("--batch-size", s.batch_sizes, "rows of all devices together")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(number_from(1, 1 << 20));
   app.add_option("--parts", s.parts, "reproducible_shards: multiples of --devices")->delimiter(',');
   app.add_option("--optimizer", s.optimizer, "sgd or adam")->check(CLI::IsMember({"sgd", "adam"}));
-  app.add_option("--devices", s.devices, "devices and ranks")->check(CLI::Range(2, 64));
-  app.add_option("--layers", s.layers, "hidden layers")->check(CLI::Range(1, 1000));
-  app.add_option("--width", s.width, "of a hidden layer")->check(CLI::Range(1, 1 << 16));
-  app.add_option("--rounds", s.rounds, "of all sides in turn")->check(CLI::PositiveNumber);
-  app.add_option("--steps", s.steps, "of a side in a round")->check(CLI::PositiveNumber);
+  app.add_option("--devices", s.devices, "devices and ranks")->check(number_from(2, 64));
+  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(1, 1000));
+  app.add_option("--width", s.width, "of a hidden layer")->check(number_from(1, 1 << 16));
+  app.add_option("--rounds", s.rounds, "of all sides in turn")->check(number_from(1));
+  app.add_option("--steps", s.steps, "of a side in a round")->check(number_from(1));
   app.add_flag("--cpu-time", s.cpu_time,
                "processor time of the process, for a busy machine; on several devices that includes waiting");
   CLI11_PARSE(app, argc, argv);

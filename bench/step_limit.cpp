@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "bare.h"
@@ -94,9 +95,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--threads", settings.threads, "numbers of threads")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rounds", settings.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
   app.add_option("--json", json_file, "write the records to this file");
   CLI11_PARSE(app, argc, argv);
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "dp_vs_ddp_sides.h"
@@ -53,12 +54,10 @@ int main(int argc, char** argv) {
       "The training step of the MLP 784-512-512-10 with recording off and on, in turn: medians in microseconds, the "
       "median over rounds of on / off, and the quotient of the 10th percentiles, which a busy machine disturbs least."};
   app.add_option("--batch-size", s.batch_size, "rows a step on all devices together")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
-  app.add_option("--rounds", s.rounds, "rounds")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", s.steps, "steps that are timed in a round")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--rounds", s.rounds, "rounds")->check(number_from(1))->capture_default_str();
+  app.add_option("--steps", s.steps, "steps that are timed in a round")->check(number_from(1))->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     if (std::getenv("RANK") == nullptr) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
@@ -119,14 +120,14 @@ int main(int argc, char** argv) {
       "rank, and the time of a step and its processor time on rank 0. Both take turns within one run; times are "
       "medians over rounds, and ratios the medians of those within a round."};
   app.add_option("--batch-size", s.batch_size, "rows of all processes together")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
-  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--layers", s.layers, "hidden layers")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "of the hidden layers")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(number_from(1, 64))->capture_default_str();
+  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(1, 1000))->capture_default_str();
+  app.add_option("--width", s.width, "of the hidden layers")->check(number_from(1))->capture_default_str();
   app.add_option("--backend", s.backend, "process group: shm, gloo (default: the best)");
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", s.steps, "of each in a round")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
+  app.add_option("--steps", s.steps, "of each in a round")->check(number_from(1))->capture_default_str();
   app.add_option("--json", s.json_file, "write the record to this file");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,5 +1,6 @@
 // Trains the MLP 784-512-512-10 on Fashion-MNIST, on one device or data-parallel; `--help` lists the options.
 #include <tandem/tandem.h>
+#include <tandem/tensor/io/atomic_file.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -148,6 +149,7 @@ class Trainer {
       const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
       check(std::filesystem::is_directory(folder) && !std::filesystem::is_directory(path), "fashion_mnist",
             "{} {} cannot be written: give a file in a folder that exists", option, path);
+      if (parallel::rank() == 0) const AtomicFile writable(path, "fashion_mnist");
     }
   }
 

@@ -1,6 +1,21 @@
 #include "fashion_mnist_options.h"
 
+#include <filesystem>
+
 #include <CLI/CLI.hpp>
+
+#include "option_checks.h"
+
+namespace {
+
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code no;
+  const auto resolved = [&](const std::string& path) { return fs::weakly_canonical(fs::absolute(path, no), no); };
+  return !a.empty() && !b.empty() && (resolved(a) == resolved(b) || fs::equivalent(a, b, no));
+}
+
+}  // namespace
 
 int parse_options(int argc, char** argv, Options& o) {
   CLI::App app{
@@ -20,9 +35,9 @@ int parse_options(int argc, char** argv, Options& o) {
       app.add_option("--parallel", o.parallel, "none, dp or ddp")->check(CLI::IsMember({"none", "dp", "ddp"}));
   parallel->type_name("MODE")->capture_default_str();
   app.add_option("--devices", o.devices, "dp: number of devices (default: all, at least 2 CPU devices)")
-      ->check(CLI::Range(1, 64));
+      ->check(number_from(1, 64));
   app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
-      ->check(CLI::Range(1, 64));
+      ->check(number_from(1, 64));
   app.add_option("--backend", o.backend, "ddp: process group, shm, gloo or mpi (default: the best)")->type_name("NAME");
   app.add_option("--comm-hook", o.comm_hook, "ddp: how gradients travel: none (as they are), fp16, bf16 or powersgd")
       ->check(CLI::IsMember({"none", "fp16", "bf16", "powersgd"}))
@@ -33,30 +48,28 @@ int parse_options(int argc, char** argv, Options& o) {
       ->type_name("TYPE")
       ->capture_default_str();
   app.add_option("--threads", o.threads, "threads in all, divided among devices or processes (default: one a core)")
-      ->check(CLI::Range(1, 1024));
+      ->check(number_from(1, 1024));
   app.add_option("--reproducible", o.reproducible,
-                 "the same bits in every mode, on 1, 2, 4, ... up to so many devices or processes: a power of two")
-      ->check(CLI::Range(1, 2048))
+                 "the same bits in every mode, on 1, 2, 4, ... up to so many devices or processes")
+      ->check(power_of_two_to(2048))
       ->type_name("PARTS");
   app.add_option("--epochs", o.epochs, "passes over the data")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->check(number_from(0, std::int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--batch-size", o.batch_size, "rows a step, over all devices or processes together")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{60'000}))
+      ->check(number_from(1, 60'000))
       ->capture_default_str();
   app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw")
       ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
       ->type_name("NAME")
       ->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--momentum", o.momentum, "of sgd")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--weight-decay", o.weight_decay, "of any optimizer")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate")->check(number_from(0))->capture_default_str();
+  app.add_option("--momentum", o.momentum, "of sgd")->check(number_from(0))->capture_default_str();
+  app.add_option("--weight-decay", o.weight_decay, "of any optimizer")->check(number_from(0))->capture_default_str();
   app.add_flag("--zero", o.zero, "ddp: divide the optimizer's state and work among the processes");
   app.add_flag("--shuffle,!--no-shuffle", o.shuffle, "a new order of the data in each epoch (default), or file order");
   app.add_option("--seed", o.seed, "of the initial weights and the order of the data")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 53))
+      ->check(number_from(0, std::int64_t{1} << 53))
       ->capture_default_str();
   app.add_option("--data", o.data,
                  "folder of the four IDX files (default: where Debian's dataset-fashion-mnist puts them)")
@@ -64,12 +77,12 @@ int parse_options(int argc, char** argv, Options& o) {
   auto* save =
       app.add_option("--save", o.save, "write model, optimizer and progress here at the end")->type_name("FILE");
   app.add_option("--save-every", o.save_every, "also write it after every so many steps")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->type_name("STEPS")
       ->needs(save);
   app.add_option("--check-every", o.check_every,
                  "dp, ddp: after every so many steps compare the weights of all devices or processes, bit by bit")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->type_name("STEPS");
   app.add_option("--resume", o.resume,
                  "go on from a file written by --save; a job that was started again takes that of --save")
@@ -87,6 +100,9 @@ int parse_options(int argc, char** argv, Options& o) {
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
       throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");
+    if (same_file(o.save, o.log)) throw CLI::ValidationError("--log", "names the file of --save; give another");
+    if (same_file(o.save, o.trace)) throw CLI::ValidationError("--trace", "names the file of --save; give another");
+    if (same_file(o.log, o.trace)) throw CLI::ValidationError("--trace", "names the file of --log; give another");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);

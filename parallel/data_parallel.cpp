@@ -11,6 +11,7 @@
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/scatter_gather.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -50,7 +51,10 @@ struct DataParallel::State {
   // After a forward: every N-th that is recorded looks whether the replicas are alike.
   void check_now_and_then(const Replicas& used) {
     if (check_every == 0 || !grad_enabled()) return;
-    if (const int64_t step = ++steps; step % check_every == 0) used.check_alike(step);
+    if (const int64_t step = ++steps; step % check_every == 0) {
+      const trace::Span span("check_every");
+      used.check_alike(step);
+    }
   }
 
   std::vector<std::vector<Tensor>> scatter(std::span<const Tensor> inputs) const {

@@ -246,7 +246,10 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       check(shards->replicas->current(), kName,
             "rank {} of {}: a parameter or buffer was given other memory after the model was wrapped; wrap it again",
             group->rank(), group->size());
-      if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
+      if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) {
+        const trace::Span guard_span("check_every");
+        check_divergence(*module, *group, steps);
+      }
     });
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return loss;
@@ -263,8 +266,10 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     if (grad_enabled()) {
       check_unchanged();
       if (synchronised && broadcast_buffers && module->is_training()) send_buffers();
-      if (synchronised && check_every > 0 && ++steps % check_every == 0)
+      if (synchronised && check_every > 0 && ++steps % check_every == 0) {
+        const trace::Span guard_span("check_every");
         check_divergence(*module, *group, steps, announce(kGuard).ended);
+      }
     }
     const trace::DeviceSpan device_span("forward", wrapped.front().device);
     const RandomStream stream(group->rank());

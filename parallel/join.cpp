@@ -8,6 +8,7 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/joinable.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -118,6 +119,7 @@ class Joins {
 
   // Every rank's number.
   std::vector<std::int64_t> exchange(std::int64_t mine, JoinStage stage) {
+    const trace::Span span("join");
     const NoGradGuard no_grad;
     Tensor all = zeros({group_.size()}, {.dtype = int64});
     group_

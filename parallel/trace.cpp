@@ -122,11 +122,14 @@ void write_trace(const std::string& path, const std::shared_ptr<ProcessGroup>& g
   check(group.rank() >= 0, "write_trace", "this process is not a member of the group; only its members write");
   trace::Recording recording = trace::collect();
   // Ranks that are threads share one recording.
-  if (t_thread_rank != nullptr)
-    std::erase_if(recording.events, [](const trace::Event& e) { return e.rank != t_thread_rank->rank; });
+  const auto of_others = [](int rank) { return t_thread_rank != nullptr && rank != t_thread_rank->rank; };
+  std::erase_if(recording.events, [&](const trace::Event& e) { return of_others(e.rank); });
+  std::int64_t own_left_out = 0;
+  for (const auto& [rank, count] : recording.left_out)
+    if (!of_others(rank)) own_left_out += count;
   const auto me = static_cast<std::size_t>(group.rank());
   const std::vector<Clock> clocks = clocks_of(group);
-  const Numbers left_out = all_of(recording.left_out, group);
+  const Numbers left_out = all_of(own_left_out, group);
   // The timeline begins with the first event of all.
   const std::int64_t none = std::numeric_limits<std::int64_t>::max();
   const Numbers starts =
@@ -135,7 +138,7 @@ void write_trace(const std::string& path, const std::shared_ptr<ProcessGroup>& g
   const trace::Process process{.id = group.rank(),
                                .name = fmt::format("rank {} of {}", group.rank(), group.size()),
                                .zero = zero == none ? 0 : zero + clocks[me].ahead,
-                               .left_out = recording.left_out};
+                               .left_out = own_left_out};
   const std::vector<std::string> texts = gather_texts(trace::text_of(recording.events, process), group);
   std::vector<std::string> ranks;
   for (std::size_t r = 0; r < clocks.size(); ++r)

@@ -13,6 +13,7 @@
 #include <tandem/parallel/joinable.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -258,6 +259,7 @@ void ZeroRedundancyOptimizer::step_own_share() {
 }
 
 void ZeroRedundancyOptimizer::share_parameters() {
+  const trace::Span span("share parameters");
   for (Tensor& p : parameters_)
     if (p.grad().defined()) p.mark_changed();
   std::vector<Work> works;

@@ -21,19 +21,41 @@ struct Chunk {
   std::unique_ptr<Chunk> next;
 };
 
+// How many events of a rank have come after the limit. Never removed.
+struct LeftOut {
+  int rank;
+  LeftOut* next;
+  std::atomic<std::int64_t> count = 0;
+};
+
 // Written by the thread that has it. The first `size` events never change in a session, so that another thread may read
 // them. A new session is noticed by the owner, who begins anew in the same memory.
 struct Buffer {
   std::atomic<std::uint32_t> session = 0;
-  std::atomic<std::int64_t> size = 0, left_out = 0;
+  std::atomic<std::int64_t> size = 0;
+  std::atomic<LeftOut*> left_out = nullptr;
   std::unique_ptr<Chunk> first;
   Chunk* current = nullptr;
+  std::int64_t before = 0;  // events of threads that had this buffer before
 
   void restart(std::uint32_t of) {
     size.store(0, std::memory_order_relaxed);
-    left_out.store(0, std::memory_order_relaxed);
+    for (LeftOut* l = left_out; l != nullptr; l = l->next) l->count.store(0, std::memory_order_relaxed);
     current = nullptr;
+    before = 0;
     session.store(of, std::memory_order_release);
+  }
+  // Counts an event; false when memory is short.
+  bool leave_out(int rank) {
+    LeftOut* l = left_out.load(std::memory_order_relaxed);
+    while (l != nullptr && l->rank != rank) l = l->next;
+    if (l == nullptr) {
+      l = new (std::nothrow) LeftOut{.rank = rank, .next = left_out.load(std::memory_order_relaxed)};
+      if (l == nullptr) return false;
+      left_out.store(l, std::memory_order_release);
+    }
+    l->count.fetch_add(1, std::memory_order_relaxed);
+    return true;
   }
   // The place of the next event; null when memory is short.
   Event* place(std::int64_t at) {
@@ -77,6 +99,7 @@ class Lease {
       buffer_ = r.free.back();
       r.free.pop_back();
     }
+    buffer_->before = buffer_->size.load(std::memory_order_relaxed);
     number_ = r.threads.fetch_add(1, std::memory_order_relaxed);
   }
   ~Lease() {
@@ -111,21 +134,28 @@ std::atomic<std::uint32_t> session = 0;
 void record(std::uint32_t of, const char* name, Track track, Detail detail, std::int64_t begin,
             std::int64_t end) noexcept {
   if (of != g_last.load(std::memory_order_relaxed)) return;  // of a recording that was thrown away
-  const auto lose = [](std::atomic<std::int64_t>& count) { count.fetch_add(1, std::memory_order_relaxed); };
+  const int rank = t_thread_context.traced_rank;
   Lease* lease = nullptr;
   try {
     lease = Lease::of_this_thread();
   } catch (const std::bad_alloc&) {
   }
-  if (lease == nullptr) return lose(g_lost);
+  if (lease == nullptr) {
+    g_lost.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   Buffer& buffer = lease->buffer();
   if (buffer.session.load(std::memory_order_relaxed) != of) buffer.restart(of);
   const std::int64_t size = buffer.size.load(std::memory_order_relaxed);
-  Event* const place = size < g_limit.load(std::memory_order_relaxed) ? buffer.place(size) : nullptr;
-  if (place == nullptr) return lose(buffer.left_out);
+  const std::int64_t own = size - buffer.before;
+  Event* const place = own < g_limit.load(std::memory_order_relaxed) ? buffer.place(size) : nullptr;
+  if (place == nullptr) {
+    if (!buffer.leave_out(rank)) g_lost.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   if (track.kind == nullptr) track = t_track;
   if (track.kind == nullptr) track = {kThreads, lease->number()};
-  *place = {name, track.kind, track.number, t_thread_context.traced_rank, detail, begin, end};
+  *place = {name, track.kind, track.number, rank, detail, begin, end};
   buffer.size.store(size + 1, std::memory_order_release);
 }
 
@@ -153,7 +183,8 @@ void stop() { detail::session = 0; }
 Recording collect() {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  Recording result{.left_out = g_lost};
+  Recording result;
+  if (g_lost > 0) result.left_out[-1] = g_lost;
   for (const auto& buffer : r.all) {
     if (buffer->session.load(std::memory_order_acquire) != g_last) continue;
     std::int64_t left = buffer->size.load(std::memory_order_acquire);
@@ -162,7 +193,9 @@ Recording collect() {
       result.events.insert(result.events.end(), chunk.events, chunk.events + std::min(left, kChunk));
       next = &chunk.next;
     }
-    result.left_out += buffer->left_out.load(std::memory_order_relaxed);
+    for (const LeftOut* l = buffer->left_out.load(std::memory_order_acquire); l != nullptr; l = l->next)
+      if (const std::int64_t count = l->count.load(std::memory_order_relaxed); count > 0)
+        result.left_out[l->rank] += count;
   }
   return result;
 }

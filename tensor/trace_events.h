@@ -1,6 +1,7 @@
 // What trace points have recorded, and its text: for those who write it to a file.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ inline constexpr const char kThreads[] = "thread";
 /// All that has been recorded since the last start.
 struct Recording {
   std::vector<Event> events = {};
-  std::int64_t left_out = 0;  // events that came after a thread's limit
+  std::map<int, std::int64_t> left_out = {};  // by rank: events that came after a thread's limit
 };
 Recording collect();
 

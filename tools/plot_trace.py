@@ -19,16 +19,21 @@ STEP = "step"
 
 def read(path):
     """The rows, as (process, track, events), and the process that comes first."""
-    with open(path, encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
     processes, tracks, recorded = {}, {}, collections.defaultdict(list)
-    for e in events:
-        if e["name"] == "process_name":
-            processes[e["pid"]] = e["args"]["name"]
-        elif e["name"] == "thread_name":
-            tracks[e["pid"], e["tid"]] = e["args"]["name"]
-        elif e["ph"] in "Xi":
-            recorded[e["pid"], e["tid"]].append(e)
+    try:
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        for e in events:
+            if e["name"] == "process_name":
+                processes[e["pid"]] = e["args"]["name"]
+            elif e["name"] == "thread_name":
+                tracks[e["pid"], e["tid"]] = e["args"]["name"]
+            elif e["ph"] in "Xi":
+                recorded[e["pid"], e["tid"]].append(e)
+    except OSError as e:
+        sys.exit(f"plot_trace: {path} cannot be read: {e.strerror}")
+    except (ValueError, TypeError, KeyError):
+        sys.exit(f"plot_trace: {path} is not a timeline that trace::write or parallel::write_trace has written")
     return [(processes[pid], name, recorded[pid, tid]) for (pid, tid), name in sorted(tracks.items())]
 
 
@@ -38,7 +43,8 @@ def window(rows, chosen):
         steps = [e for e in events if e["name"] == STEP]
         if not steps:
             continue
-        first, last = chosen if chosen else (len(steps) // 2, len(steps) // 2 + 2)
+        middle = max(0, min(len(steps) // 2, len(steps) - 2))
+        first, last = chosen if chosen else (middle, min(middle + 2, len(steps)))
         if not 0 <= first < last <= len(steps):
             sys.exit(f"plot_trace: there are steps 0 to {len(steps) - 1}; --steps {first}:{last} asks for others")
         return steps[first]["ts"], steps[last - 1]["ts"] + steps[last - 1]["dur"]
@@ -107,8 +113,11 @@ def draw(rows, begin, end, title, path):
 
 def main():
     def steps(text):
-        first, last = text.split(":")
-        return int(first), int(last)
+        try:
+            first, last = map(int, text.split(":"))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is no A:B, such as 3:5") from None
+        return first, last
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace")

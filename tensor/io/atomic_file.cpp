@@ -20,46 +20,50 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-const char* remedy(int error) {
+const char* remedy(const std::string& path, int error) {
+  struct stat directory {};
   switch (error) {
-    case ENOENT:
-      return "create the directory first";
+    case ENOENT:  // also where a directory takes no new files, such as /proc
+      if (stat(directory_of(path).c_str(), &directory) != 0) return "create the directory first";
+      break;
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
       return "free some space or choose another place";
     default:
-      return "choose a place that can be written to";
+      break;
   }
+  return "choose a place that can be written to";
 }
 
-[[noreturn]] void fail_write(const std::string& path, const char* step, int error) {
-  fail("save", "{} cannot be written: {} ({}); a file of that name is left as it was; {}", path,
-       std::generic_category().message(error), step, remedy(error));
+[[noreturn]] void fail_write(const char* op, const std::string& path, const char* step, int error) {
+  fail(op, "{} cannot be written: {} ({}); a file of that name is left as it was; {}", path,
+       std::generic_category().message(error), step, remedy(path, error));
 }
 
-void sync_directory(const std::string& path) {
+void sync_directory(const char* op, const std::string& path) {
   const int fd = open(directory_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool ok = fd >= 0 && fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) close(fd);
   // Some file systems cannot sync a directory, and a directory may be writable but not readable.
-  check(ok || error == EINVAL || error == ENOTSUP || error == EACCES, "save",
+  check(ok || error == EINVAL || error == ENOTSUP || error == EACCES, op,
         "{} is written, but its directory cannot be synced: {}; it may be lost in a power cut, so save it again", path,
         std::generic_category().message(error));
 }
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+AtomicFile::AtomicFile(const std::string& path, const char* op) : path_(path), op_(op) {
+  check(!path.empty(), op, "the file's name is empty; give one");
   struct stat old {};
   const bool exists = stat(path.c_str(), &old) == 0;
   // Renaming would replace a device such as /dev/null by a file.
-  check(!exists || S_ISREG(old.st_mode), "save", "{} exists and is not a regular file; choose another name", path);
+  check(!exists || S_ISREG(old.st_mode), op, "{} exists and is not a regular file; choose another name", path);
   for (int number = 0; fd_ < 0; ++number) {
     temporary_ = fmt::format("{}.tmp-{}-{}", path, getpid(), number);
     fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST && errno != EINTR) fail_write(path, "creating a temporary file beside it", errno);
+    if (fd_ < 0 && errno != EEXIST && errno != EINTR) fail_write(op, path, "creating a temporary file beside it", errno);
   }
   if (exists) (void)!fchmod(fd_, old.st_mode & 07777);  // a replaced file keeps its permissions where that is allowed
 }
@@ -75,7 +79,7 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t written = ::write(fd_, next, std::min<std::size_t>(bytes, std::size_t{1} << 30));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_write(path_, "writing", errno);
+    if (written < 0) fail_write(op_, path_, "writing", errno);
     next += written;
     bytes -= static_cast<std::size_t>(written);
   }
@@ -83,11 +87,11 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 
 void AtomicFile::commit() {
   fault::point(fault::Point::save);
-  if (fsync(fd_) != 0) fail_write(path_, "syncing", errno);
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(path_, "renaming", errno);
+  if (fsync(fd_) != 0) fail_write(op_, path_, "syncing", errno);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_write(op_, path_, "renaming", errno);
   close(fd_);
   fd_ = -1;
-  sync_directory(path_);
+  sync_directory(op_, path_);
 }
 
 }  // namespace tandem

@@ -9,8 +9,9 @@ namespace tandem {
 /// A file that is replaced as a whole, or not at all.
 class AtomicFile {
  public:
-  /// Starts a new version of the file `path`, as "path.tmp-<process>-<number>". Throws Error naming path and reason.
-  explicit AtomicFile(const std::string& path);
+  /// Starts a new version of the file `path`, as "path.tmp-<process>-<number>". Throws Error naming path and reason;
+  /// errors begin with `op`.
+  explicit AtomicFile(const std::string& path, const char* op = "save");
   /// Removes the temporary file unless commit() has put it in place.
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -22,6 +23,7 @@ class AtomicFile {
 
  private:
   std::string path_, temporary_;
+  const char* op_;
   int fd_ = -1;
 };
 

@@ -175,7 +175,7 @@ std::int64_t first_moment(std::span<const Event> events) {
 }
 
 void write_file(const std::string& path, std::span<const std::string> texts, const std::string& about) {
-  AtomicFile file(path);
+  AtomicFile file(path, "trace");
   const auto add = [&](std::string_view text) { file.write(text.data(), text.size()); };
   add(R"({"displayTimeUnit":"ms","otherData":)");
   add(about);
@@ -194,17 +194,23 @@ void write(const std::string& path) {
   std::map<int, std::vector<Event>> by_rank;
   for (const Event& e : recording.events) by_rank[e.rank].push_back(e);
   const std::int64_t zero = first_moment(recording.events);
+  std::int64_t left_out = 0;
+  for (const auto& [rank, count] : recording.left_out) {
+    by_rank[rank];
+    left_out += count;
+  }
   std::vector<std::string> texts;
   for (const auto& [rank, events] : by_rank) {
     // Threads that are no rank stand after those that are.
     const bool own = rank >= 0;
+    const auto lost = recording.left_out.find(rank);
     const Process process{.id = own ? rank : std::max(0, by_rank.rbegin()->first + 1),
                           .name = own ? fmt::format("rank {}", rank) : "process",
                           .zero = zero,
-                          .left_out = &rank == &by_rank.begin()->first ? recording.left_out : 0};
+                          .left_out = lost == recording.left_out.end() ? 0 : lost->second};
     texts.push_back(text_of(events, process));
   }
-  write_file(path, texts, nlohmann::json{{"left_out", recording.left_out}}.dump());
+  write_file(path, texts, nlohmann::json{{"left_out", left_out}}.dump());
 }
 
 }  // namespace tandem::trace

@@ -44,4 +44,23 @@ with tempfile.TemporaryDirectory() as folder:
         assert close(r["error"], r["predicted_us"] / r["measured_us"] - 1), r
     assert "compared every 10 steps" in run("--check-every", "10", *SMALL)
     assert "--advise compares one device with more" in run("--advise", *SMALL, "--devices", "1", expect=1)
+MISTAKES = [
+    (["--advise", "--trace", file], "--trace: is for a run without --advise"),
+    (["--advise", "--modes", "dp"], "--modes: is for a run without --advise"),
+    (["--advise", "--check-every", 5], "--check-every: is for a run without --advise"),
+    (["--advise", "--devices", "2,3,2"], "--devices: has a number twice"),
+    (["--check-every", 5, "--trace", file], "--trace: is for a run without --check-every"),
+    (["--check-every", 5, "--json", file], "--json: is for a run without --check-every"),
+    (["--check-every", 5, "--devices", "2,3"], "--devices: takes one number with --check-every"),
+    (["--check-every", 5_000_000_000], "--check-every: is 5000000000; give 1 to 1000"),
+    (["--devices", "2,3", "--trace", file], "--devices: takes one number with --trace"),
+    (["--modes", "one,dp", "--backend", "shm"], "--backend: is for the mode ddp"),
+    (["--trace", "x", "--json", "./x"], "--trace: names the file of --json"),
+    (["--rounds", 0], "--rounds: is 0; give 1 or more"),
+    (["--width", "x"], "--width: is x; give a number"),
+    (["--check-every", -1], "--check-every: is -1; give 1 to 1000"),
+]
+for arguments, text in MISTAKES:
+    output = run(*map(str, arguments), expect=105)
+    assert text in output, (arguments, output)
 print("passed")

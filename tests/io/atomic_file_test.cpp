@@ -56,6 +56,9 @@ TEST_CASE("a place that cannot be written to is an error with path, reason and r
   CHECK_ERROR(AtomicFile(directory / "missing/f"), "missing/f cannot be written: No such file or directory",
               "create the directory first");
   CHECK_ERROR(AtomicFile(directory / ""), "is not a regular file; choose another name");
+  CHECK_ERROR(AtomicFile("/proc/f"), "/proc/f cannot be written", "choose a place that can be written to");
+  CHECK_ERROR(AtomicFile(""), "[save]", "the file's name is empty; give one");
+  CHECK_ERROR(AtomicFile("/dev/null", "timeline"), "[timeline]");
   CHECK_ERROR(AtomicFile("/dev/null"), "/dev/null exists and is not a regular file");
   write_bytes(directory / "file", "");
   CHECK_ERROR(AtomicFile(directory / "file/f"), "Not a directory", "choose a place that can be written to");

@@ -113,6 +113,22 @@ TEST_CASE("DataParallel's phases are on the caller's track, each replica's on it
   CHECK(fmt::format("{}", seen) == fmt::format("{}", std::map<int, Names>{{0, expected}}));
 }
 
+TEST_CASE("each rank tells what it has left out itself") {
+  const File file;
+  trace::start({.events_per_thread = 4});
+  test::on_ranks(2, [&](parallel::ProcessGroup& group) {
+    for (int i = 0; i < 6 + 3 * group.rank(); ++i) trace::instant("i");
+    parallel::write_trace(file.path);
+  });
+  trace::stop();
+  json whole;
+  std::ifstream(file.path) >> whole;
+  CHECK(whole["otherData"]["ranks"][0]["left_out"] == 2);
+  CHECK(whole["otherData"]["ranks"][1]["left_out"] == 5);
+  CHECK(test::contains(whole.dump(), "2 events left out"));
+  CHECK(test::contains(whole.dump(), "5 events left out"));
+}
+
 TEST_CASE("a timeline that cannot be written is an error on every rank") {
   test::on_ranks(2, [&](parallel::ProcessGroup& group) {
     const std::string error = test::error_of([] { parallel::write_trace("/no/such/folder/trace.json"); });

@@ -124,6 +124,8 @@ def none(folder):
 
 
 def dp(folder):
+    guarded = one_process(folder, "--parallel", "dp", "--devices", 2, "--check-every", 4)
+    assert len(guarded.named(0, "main", "check_every")) == STEPS // 4
     trace = one_process(folder, "--parallel", "dp", "--devices", 2)
     main = MAIN | {"evaluate", "scatter", "replicate", "loss", "reduce"}
     check_tracks(trace, {(0, "main"): main, (0, "cpu:0"): DEVICE | {"reduce"}, (0, "cpu:1"): DEVICE | {"reduce"}})
@@ -165,9 +167,9 @@ def check_ranks(trace, communication):
         assert len(sizes) == 1, sizes
 
 
-def ddp(folder, backend, launcher=(), **environment):
+def ddp(folder, backend, launcher=(), more=(), **environment):
     path = folder / "trace.json"
-    run([*launcher, *command(folder, "--trace", path, "--parallel", "ddp", "--backend", backend)], **environment)
+    run([*launcher, *command(folder, "--trace", path, "--parallel", "ddp", "--backend", backend, *more)], **environment)
     return Trace(path)
 
 
@@ -175,6 +177,12 @@ def shm(folder):
     trace = ddp(folder, "shm", (TANDEM_RUN, "-n", 2))
     assert [r["clock_ahead_ns"] for r in trace.about["ranks"]] == [0, 0], trace.about
     check_ranks(trace, None)
+    trace = ddp(folder, "shm", (TANDEM_RUN, "-n", 2), ("--zero", "--check-every", 4))
+    for rank in (0, 1):
+        shared, guards = (trace.named(rank, "main", name) for name in ("share parameters", "check_every"))
+        assert len(shared) == STEPS and len(guards) == STEPS // 4, (len(shared), len(guards))
+        steps = trace.named(rank, "main", "step")
+        assert all(inside(e, steps) for e in shared + guards)
 
 
 def gloo(folder):
@@ -229,6 +237,15 @@ def plot(folder):
     run([python, PLOT, trace, picture, "--steps", "3:6", "--title", "three"])
     said = run([python, PLOT, trace, picture, "--steps", f"3:{STEPS + 1}"], expect=1)
     assert f"there are steps 0 to {STEPS - 1}" in said, said
+    run(command(folder, "--trace", trace, "--epochs", 1, "--batch-size", ROWS))  # of one step
+    run([python, PLOT, trace, picture])
+    assert "3 is no A:B" in run([python, PLOT, trace, picture, "--steps", "3"], expect=2)
+    for text in "[]", "{", '{"traceEvents":[{}]}', '{"traceEvents":3}':
+        trace.write_text(text)
+        said = run([python, PLOT, trace, picture], expect=1)
+        assert f"plot_trace: {trace} is not a timeline" in said and "Traceback" not in said, said
+    said = run([python, PLOT, folder / "none", picture], expect=1)
+    assert "none cannot be read: No such file or directory" in said and "Traceback" not in said, said
     trace.write_text('{"traceEvents":[]}')
     assert "the file has no events" in run([python, PLOT, trace, picture], expect=1)
 

@@ -201,6 +201,21 @@ TEST_CASE("what comes after the limit is counted") {
   CHECK(!test::contains(seen.whole.dump(), "left out"));
 }
 
+TEST_CASE("the limit is each thread's own, also where its memory was another's") {
+  {
+    const Recording recording({.events_per_thread = 5});
+    for (int i = 0; i < 6; ++i)
+      std::thread([i] {
+        for (int n = 0; n < 3 + i / 5 * 4; ++n) trace::instant("i");
+      }).join();
+  }
+  Seen seen = written();
+  std::size_t count = 0;
+  for (const auto& [track, events] : seen.tracks) count += events.size();
+  CHECK(count == 5 * 3 + 5);
+  CHECK(seen.whole["otherData"]["left_out"] == 2);
+}
+
 TEST_CASE("a span belongs to the recording in which it began") {
   {
     trace::start();
@@ -246,6 +261,7 @@ TEST_CASE("a file can be written while others record") {
 TEST_CASE("mistakes") {
   CHECK_ERROR(trace::start({.events_per_thread = 0}), "[trace]", "events_per_thread is 0", "give 1 or more");
   CHECK(!trace::is_on());
-  CHECK_ERROR(trace::write("/no/such/folder/trace.json"), "/no/such/folder/trace.json cannot be written",
+  CHECK_ERROR(trace::write(""), "[trace]", "the file's name is empty");
+  CHECK_ERROR(trace::write("/no/such/folder/trace.json"), "[trace] /no/such/folder/trace.json cannot be written",
               "create the directory first");
 }
