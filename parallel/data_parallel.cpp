@@ -131,7 +131,7 @@ struct DataParallel::State {
     const auto used = replicas();
     Tensor loss = parallel::reproducible_loss(
         {.name = "DataParallel", .count = placement.shards, .replicas = used, .output_device = placement.output_device},
-        reduction, x, y, part_of, [] {});
+        reduction, x, y, part_of, [] {}, [](bool) {});
     check_now_and_then(*used);
     return loss;
   }
