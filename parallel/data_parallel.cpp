@@ -73,6 +73,7 @@ struct DataParallel::State {
   std::vector<Tensor> forward_alone(std::span<const Tensor> inputs) {
     const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
+    const RandomStream stream(reproducible() ? own_forward_stream() : RandomStream::current());
     std::vector<Tensor> here;
     for (const Tensor& input : inputs) here.push_back(on_device(input, first()));
     std::vector<Tensor> outputs = used->module().forward_all(here);

@@ -259,7 +259,8 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
         check_divergence(*module, *group, steps, announce(kGuard).ended);
     }
     const trace::DeviceSpan device_span("forward", wrapped.front().device);
-    const RandomStream stream(group->rank());
+    // With shards the ranks stay alike: what follows in their own streams is not shifted, and all have one state.
+    const RandomStream stream(shards ? own_forward_stream() : group->rank());
     auto result = run(*module);
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;

@@ -176,11 +176,21 @@ std::vector<Tensor> compute(const Shards& shards, const Opening& opening, const 
     const RandomScope of_forward({opening.seed, kPartKeys + part, opening.number << 32});
     const SingleThreadScope one_thread;
     const Device device = replicas.devices()[i];
-    const Tensor target = part_at(y, starts[part], sizes[part], device);
-    LossOfPart own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
-    check(own.sum.defined() && own.sum.numel() == 1, shards.name,
-          "the loss function gave {} for a part; a mean or a sum is one number",
-          own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+    LossOfPart own;
+    try {
+      const Tensor target = part_at(y, starts[part], sizes[part], device);
+      own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
+      check(own.sum.defined() && own.sum.numel() == 1, shards.name,
+            "the loss function gave {} for a part; a mean or a sum is one number",
+            own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+      check(own.sum.dtype() == float32 || own.sum.dtype() == float64, shards.name,
+            "the loss function gave an {}; a loss is float32 or float64", own.sum.dtype());
+    } catch (const std::exception& e) {
+      const std::string rank =
+          shards.group ? fmt::format("rank {} of {}, ", shards.group->rank(), shards.group->size()) : "";
+      throw Error(fmt::format("{}part {} of {} with rows {} to {}: {}", rank, part, shards.count, starts[part],
+                              starts[part] + sizes[part] - 1, e.what()));
+    }
     values[i] = own.sum.item<double>();
     normalizers[i] = own.normalizer;
     sums[i] = own.sum.dim() == 0 ? std::move(own.sum) : own.sum.view({});
@@ -263,6 +273,9 @@ Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor
           "criterion(model(x), y) under NoGradGuard");
     check(x.dim() > 0 && y.dim() > 0 && y.size(0) == x.size(0), shards.name,
           "the input {} and the target {} have different numbers of rows", x.shape(), y.shape());
+    check(group == nullptr || !grad_enabled() || !(x.requires_grad() || y.requires_grad()), shards.name,
+          "with reproducible_shards the input and the target must not require grad: each rank has the gradient of its "
+          "own parts' rows alone; make what computes them a part of the model, or detach them");
     opening = open(shards, reduction, x, y);
   });
   if (group != nullptr) opening = agree(opening, *group);

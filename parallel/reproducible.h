@@ -25,6 +25,8 @@ class Replicas;
 /// kFirstCountStream + i, and draws from kFirstPartStream + i in a forward of its own. The backward of part i draws
 /// from kFirstPartStream + i, too.
 inline constexpr int kFirstCountStream = kMaxStreams / 4, kFirstPartStream = kMaxStreams / 2;
+/// That of a forward of its own in this thread.
+inline int own_forward_stream() { return kFirstPartStream + RandomStream::current() % kFirstPartStream; }
 
 /// Throws Error unless `shards` is a power of two, at most kMaxStreams - kFirstPartStream, that `members` divides.
 /// `name` is who asks, `what` what the members are called.
