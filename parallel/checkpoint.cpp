@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <tandem/autograd/functions.h>
 #include <tandem/parallel/on_rank_0.h>
-#include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
@@ -86,14 +86,6 @@ Tensor gather_states(ProcessGroup& group) {
   std::copy(mine.begin(), mine.end(), row.data<std::int64_t>());
   Tensor all = zeros({group.size(), row.size(1)}, {.dtype = int64});
   group.all_gather(all, row).wait();
-  // One rank has drawn from the stream of a part, see Note [Identical bits]: it is as far as that one says.
-  auto* const states = all.data<std::int64_t>();
-  const std::int64_t columns = all.size(1);
-  for (std::int64_t column = 1 + kFirstPartStream; column < columns; ++column) {
-    std::int64_t furthest = 0;
-    for (int r = 0; r < group.size(); ++r) furthest = std::max(furthest, states[r * columns + column]);
-    for (int r = 0; r < group.size(); ++r) states[r * columns + column] = furthest;
-  }
   return all;
 }
 
@@ -136,9 +128,6 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
   bool alike = true;
   for (int r = 1; r < group.size(); ++r) alike = alike && equal(random.states[r], random.states[0]);
   if (!alike) all.push_back(random);
-  // Rank 0 writes its state for a single process. Ranks that are threads have one state, in which all parts are.
-  const RandomState merged = state_of(random.states[0]);
-  if (group.rank() == 0 && merged.positions != random_state().positions) set_random_state(merged);
   on_rank_0([&] { save(path, all); }, group);
 }
 

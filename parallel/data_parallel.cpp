@@ -77,6 +77,7 @@ struct DataParallel::State {
   std::vector<Tensor> forward_alone(std::span<const Tensor> inputs) {
     const auto used = replicas();
     const PhaseTimer timer(*log, &Phases::forward);
+    const RandomStream stream(reproducible() ? own_forward_stream() : RandomStream::current());
     std::vector<Tensor> here;
     for (const Tensor& input : inputs) here.push_back(on_device(input, first()));
     std::vector<Tensor> outputs = used->module().forward_all(here);
@@ -135,7 +136,7 @@ struct DataParallel::State {
     const auto used = replicas();
     Tensor loss = parallel::reproducible_loss(
         {.name = "DataParallel", .count = placement.shards, .replicas = used, .output_device = placement.output_device},
-        reduction, x, y, part_of, [] {});
+        reduction, x, y, part_of, [] {}, [](bool) {});
     check_now_and_then(*used);
     return loss;
   }

@@ -44,7 +44,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
 
   std::shared_ptr<nn::Module> module;
   std::shared_ptr<ProcessGroup> group;
-  bool broadcast_buffers = true;
+  bool broadcast_buffers = true, find_unused = false;
   std::vector<Wrapped> wrapped;
   std::optional<Reducer> reducer;
   std::optional<UnusedParameters> unused;
@@ -217,18 +217,18 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       check(w.device == wrapped.front().device, kName,
             "with reproducible_shards a model is on one device, but '{}' is on {} and '{}' on {}", wrapped.front().name,
             wrapped.front().device, w.name, w.device);
+    shards = {
+        .name = kName, .count = options.reproducible_shards, .group = group, .output_device = wrapped.front().device};
+    bind_shards();
+  }
+
+  // All ranks do this together, and make their buckets.
+  void bind_shards() {
     const GradModeGuard recording(true);
-    const auto here = static_cast<std::size_t>(options.reproducible_shards / group->size());
-    const Device device = wrapped.front().device;
-    const auto replicas = std::make_shared<Replicas>(
-        module, std::vector<Device>(here, device), nullptr,
-        FixedSums{.on = true, .group = group, .find_unused = options.find_unused_parameters});
-    replicas->refresh();  // all ranks make their buckets now
-    shards = {.name = kName,
-              .count = options.reproducible_shards,
-              .replicas = replicas,
-              .group = group,
-              .output_device = device};
+    const auto here = static_cast<std::size_t>(shards->count / group->size());
+    shards->replicas = std::make_shared<Replicas>(module, std::vector<Device>(here, shards->output_device), nullptr,
+                                                  FixedSums{.on = true, .group = group, .find_unused = find_unused});
+    shards->replicas->refresh();
   }
 
   void check_no_join(bool join) const {
@@ -241,16 +241,12 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     check_no_join(Joinable::joining(*group));
     const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
-    Tensor loss = parallel::reproducible_loss(*shards, reduction, x, y, part_of, [&] {
-      check_unchanged();
-      check(shards->replicas->current(), kName,
-            "rank {} of {}: a parameter or buffer was given other memory after the model was wrapped; wrap it again",
-            group->rank(), group->size());
-      if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) {
-        const trace::Span guard_span("check_every");
-        check_divergence(*module, *group, steps);
-      }
-    });
+    Tensor loss = parallel::reproducible_loss(
+        *shards, reduction, x, y, part_of, [&] { check_unchanged(); },
+        [&](bool stale) {
+          if (stale) bind_shards();
+          if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
+        });
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return loss;
   }
@@ -272,7 +268,8 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       }
     }
     const trace::DeviceSpan device_span("forward", wrapped.front().device);
-    const RandomStream stream(group->rank());
+    // With shards the ranks stay alike: what follows in their own streams is not shifted, and all have one state.
+    const RandomStream stream(shards ? own_forward_stream() : group->rank());
     auto result = run(*module);
     forward_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
@@ -347,6 +344,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   s.module = module;
   s.group = options.process_group ? options.process_group : default_group();
   s.broadcast_buffers = options.broadcast_buffers;
+  s.find_unused = options.find_unused_parameters;
   s.check_every = options.check_every;
   check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
   check(!Joinable::joining(*s.group), kName, "rank {} of {}: a model is wrapped in a join; wrap it before the join",

@@ -71,7 +71,8 @@ class DistributedDataParallel : public nn::Module {
   /// The average over the ranks of the values is the value for all rows: all_reduce(value, {.op = ReduceOp::avg}) of
   /// value = loss.detach().clone() gives it. A mean adds up its normaliser over the ranks, also under no_sync and
   /// NoGradGuard: all ranks call it equally often. That number is sent before the forward where the targets tell it.
-  /// Error for Reduction::none.
+  /// Error for Reduction::none. With reproducible_shards every rank gives the whole batch and gets its loss; the input
+  /// must not require grad, and gradients reach the parameters through backward alone.
   Tensor loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y);
   /// The same for any function of output and target that gives one number: the mean over the rows of y, or their sum.
   Tensor loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction, const Tensor& x,

@@ -8,6 +8,7 @@
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/distributed_data_parallel.h>
 #include <tandem/parallel/on_device.h>
+#include <tandem/parallel/reproducible.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
 #include <tandem/tensor/trace.h>
@@ -162,7 +163,7 @@ void Replicas::run(std::size_t count, FunctionRef<void(std::size_t)> body) const
     for (const std::size_t i : replicas_of_[static_cast<std::size_t>(device)]) {
       if (i >= count) return;
       const ReplicaScope replica(this, static_cast<int>(i));
-      const RandomStream stream(static_cast<int>(i));
+      const RandomStream stream((fixed_sums_.on ? kFirstPartStream : 0) + static_cast<int>(i));
       const trace::DeviceSpan span("forward", devices_[i], {"replica", static_cast<std::int64_t>(i)});
       try {
         body(i);

@@ -34,8 +34,8 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
   /// replica and its device. Nothing to do where they share memory. `step` is said in the text.
   void check_alike(std::int64_t step) const;
   /// Calls body(i) as replica i, for the first `count` replicas: all devices at once, those of one device in order.
-  /// Each draws from random stream i. Records if the caller does. An exception of the first replica that failed is
-  /// rethrown with the replica and its device.
+  /// Each draws from random stream i, with fixed sums kFirstPartStream + i. Records if the caller does. An exception of
+  /// the first replica that failed is rethrown with the replica and its device.
   void run(std::size_t count, FunctionRef<void(std::size_t)> body) const;
   /// Passes a result of a replica on, so that a backward through it ends with the sums of the replicas' gradients in
   /// the module's parameters.

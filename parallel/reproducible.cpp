@@ -18,12 +18,18 @@
 namespace tandem::parallel {
 namespace {
 
-// What a rank tells the others about a batch and its parts. Dtypes of a sum that it does not have are -1.
+constexpr std::uint64_t kPartKeys = std::uint64_t{3} << 61;  // as streams that nothing else has
+
+// What a rank tells the others about a loss before it computes its parts.
+struct Opening {
+  std::int64_t rows = 0, batch = 0, reduction = 0, recorded = 0, stale = 0;
+  std::uint64_t seed = 0, number = 0;  // of the losses so far
+};
+// And about its parts. The dtype of a sum that it does not have is -1.
 struct Told {
-  std::int64_t rows = 0, batch = 0, seed = 0, dtype = -1;
+  std::int64_t dtype = -1;
   double sum = 0, normalizer = 0;
 };
-using Words = std::array<std::int64_t, 6>;
 
 std::uint64_t mix(std::uint64_t h, const Tensor& t) {
   const Tensor dense = t.detach().to(Device()).contiguous();
@@ -57,13 +63,19 @@ double sum_tree(std::span<const double> values, DType dtype) {
 // What fails on this rank alone takes the place of the next collective, so that the others do not wait for it.
 template <class Body>
 void attempt(ProcessGroup* group, const Body& body) {
+  const auto tell = [&](const char* what) {
+    if (group != nullptr) try {
+        group->fail(what).wait();
+      } catch (const std::exception&) {  // the first error is what counts
+      }
+  };
   try {
     body();
   } catch (const std::exception& e) {
-    if (group != nullptr) try {
-        group->fail(e.what()).wait();
-      } catch (const std::exception&) {  // the first error is what counts
-      }
+    tell(e.what());
+    throw;
+  } catch (...) {
+    tell("threw an exception of an unknown type");
     throw;
   }
 }
@@ -75,48 +87,79 @@ Tensor part_at(const Tensor& whole, std::int64_t first, std::int64_t rows, Devic
 }
 
 // Compares what the ranks have told; the result is the same on each.
-void check_told(std::span<const Told> all, int rank) {
-  const Told& first = all.front();
+void check_alike(std::span<const Opening> all, int rank) {
+  const Opening& first = all.front();
   for (std::size_t r = 1; r < all.size(); ++r) {
-    const Told& other = all[r];
+    const Opening& other = all[r];
     auto differ = [&](const std::string& what) {
-      throw CommError(static_cast<int>(r), fmt::format("rank {} of {}: {}", rank, all.size(), what));
+      throw CommError(static_cast<int>(r),
+                      fmt::format("rank {} of {}: with reproducible_shards every rank {}", rank, all.size(), what));
     };
     if (other.rows != first.rows)
       differ(
-          fmt::format("with reproducible_shards every rank gives the whole batch, but rank 0 gave {} rows and rank "
-                      "{} gave {}",
-                      first.rows, r, other.rows));
+          fmt::format("gives the whole batch, but rank 0 gave {} rows and rank {} gave {}", first.rows, r, other.rows));
     if (other.batch != first.batch)
-      differ(
-          fmt::format("with reproducible_shards every rank gives the whole batch, but rank {} gave another one than "
-                      "rank 0",
-                      r));
+      differ(fmt::format("gives the whole batch, but rank {} gave another one than rank 0", r));
     if (other.seed != first.seed)
       differ(
-          fmt::format("with reproducible_shards every rank has the same seed, but rank 0 has {} and rank {} has {}; "
-                      "call manual_seed with one number on all",
-                      static_cast<std::uint64_t>(first.seed), r, static_cast<std::uint64_t>(other.seed)));
+          fmt::format("has the same seed, but rank 0 has {} and rank {} has {}; call manual_seed with one number on "
+                      "all",
+                      first.seed, r, other.seed));
+    if (other.reduction != first.reduction)
+      differ(fmt::format("computes the same loss, but rank {} has another Reduction than rank 0", r));
+    if (other.recorded != first.recorded)
+      differ(fmt::format("computes the same loss, but rank {} is under NoGradGuard", first.recorded != 0 ? r : 0));
   }
 }
 
-std::vector<Told> exchange(const Told& mine, ProcessGroup& group) {
+// What each rank has told.
+template <class T>
+std::vector<T> exchange(const T& mine, ProcessGroup& group) {
+  using Words = std::array<std::int64_t, sizeof(T) / sizeof(std::int64_t)>;
   const auto words = std::bit_cast<Words>(mine);
   constexpr auto kCount = static_cast<std::int64_t>(words.size());
   Tensor all = empty({group.size(), kCount}, {.dtype = int64});
   group.all_gather(all, tensor(std::vector<std::int64_t>(words.begin(), words.end()))).wait();
-  std::vector<Told> told;
+  std::vector<T> told;
   for (int r = 0; r < group.size(); ++r) {
     Words other;
     std::copy_n(all.const_data<std::int64_t>() + r * kCount, kCount, other.begin());
-    told.push_back(std::bit_cast<Told>(other));
+    told.push_back(std::bit_cast<T>(other));
   }
-  check_told(told, group.rank());
   return told;
 }
 
+// Moves the count of losses on. Rank 0's may also be less than this rank's.
+PhiloxKey count(std::uint64_t losses) {
+  const RandomStream counter(kFirstCountStream + RandomStream::current() % kFirstCountStream);
+  return draw(losses);
+}
+
+Opening open(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y) {
+  const PhiloxKey key = count(1);
+  Opening mine{.rows = x.size(0),
+               .reduction = static_cast<std::int64_t>(reduction),
+               .recorded = grad_enabled(),
+               .stale = !shards.replicas->current(),
+               .seed = key.seed,
+               .number = key.block};
+  if (shards.group) mine.batch = static_cast<std::int64_t>(mix(x.size(0) > 0 ? mix(0, x[0]) : 0, y));
+  return mine;
+}
+
+// The ranks agree on what they are about to do, and go on from rank 0's count.
+Opening agree(const Opening& mine, ProcessGroup& group) {
+  const std::vector<Opening> all = exchange(mine, group);
+  check_alike(all, group.rank());
+  Opening agreed = all.front();
+  for (const Opening& other : all) agreed.stale = agreed.stale | other.stale;
+  if (agreed.number != mine.number) (void)count(agreed.number - mine.number);
+  return agreed;
+}
+
 // The sums over the parts that are computed here, undefined for those without rows. `told` gets what they come to.
-std::vector<Tensor> compute(const Shards& shards, const Tensor& x, const Tensor& y, PartOfLoss part_of, Told& told) {
+std::vector<Tensor> compute(const Shards& shards, const Opening& opening, const Tensor& x, const Tensor& y,
+                            PartOfLoss part_of, Told& told) {
   Replicas& replicas = *shards.replicas;
   const std::size_t here = replicas.devices().size();
   const std::size_t first = shards.group ? here * static_cast<std::size_t>(shards.group->rank()) : 0;
@@ -129,29 +172,33 @@ std::vector<Tensor> compute(const Shards& shards, const Tensor& x, const Tensor&
   replicas.run(here, [&](std::size_t i) {
     const std::size_t part = first + i;
     if (part >= sizes.size()) return;
-    const RandomStream stream(kFirstPartStream + static_cast<int>(part));
+    const RandomStream of_backward(kFirstPartStream + static_cast<int>(part));
+    const RandomScope of_forward({opening.seed, kPartKeys + part, opening.number << 32});
     const SingleThreadScope one_thread;
     const Device device = replicas.devices()[i];
-    const Tensor target = part_at(y, starts[part], sizes[part], device);
-    LossOfPart own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
-    check(own.sum.defined() && own.sum.numel() == 1, shards.name,
-          "the loss function gave {} for a part; a mean or a sum is one number",
-          own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+    LossOfPart own;
+    try {
+      const Tensor target = part_at(y, starts[part], sizes[part], device);
+      own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
+      check(own.sum.defined() && own.sum.numel() == 1, shards.name,
+            "the loss function gave {} for a part; a mean or a sum is one number",
+            own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+      check(own.sum.dtype() == float32 || own.sum.dtype() == float64, shards.name,
+            "the loss function gave an {}; a loss is float32 or float64", own.sum.dtype());
+    } catch (const std::exception& e) {
+      const std::string rank =
+          shards.group ? fmt::format("rank {} of {}, ", shards.group->rank(), shards.group->size()) : "";
+      throw Error(fmt::format("{}part {} of {} with rows {} to {}: {}", rank, part, shards.count, starts[part],
+                              starts[part] + sizes[part] - 1, e.what()));
+    }
     values[i] = own.sum.item<double>();
     normalizers[i] = own.normalizer;
     sums[i] = own.sum.dim() == 0 ? std::move(own.sum) : own.sum.view({});
   });
-  told.rows = x.size(0);
   if (sums.front().defined()) told.dtype = static_cast<std::int64_t>(sums.front().dtype());
   told.sum = sum_tree(values, static_cast<DType>(told.dtype));
   told.normalizer = sum_tree<double>(normalizers);
   return sums;
-}
-
-// What shows that ranks have the same batch and draw the same numbers.
-void sign(Told& told, const Tensor& x, const Tensor& y) {
-  told.batch = static_cast<std::int64_t>(mix(x.size(0) > 0 ? mix(0, x[0]) : 0, y));
-  told.seed = static_cast<std::int64_t>(random_state().seed);
 }
 
 Told of_all(std::span<const Told> ranks) {
@@ -216,8 +263,9 @@ LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> functi
 }
 
 Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
-                         PartOfLoss part_of, FunctionRef<void()> check_first) {
+                         PartOfLoss part_of, FunctionRef<void()> check_first, FunctionRef<void(bool)> begin) {
   ProcessGroup* const group = shards.group.get();
+  Opening opening;
   attempt(group, [&] {
     check_first();
     check(reduction != Reduction::none, shards.name,
@@ -225,15 +273,18 @@ Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor
           "criterion(model(x), y) under NoGradGuard");
     check(x.dim() > 0 && y.dim() > 0 && y.size(0) == x.size(0), shards.name,
           "the input {} and the target {} have different numbers of rows", x.shape(), y.shape());
+    check(group == nullptr || !grad_enabled() || !(x.requires_grad() || y.requires_grad()), shards.name,
+          "with reproducible_shards the input and the target must not require grad: each rank has the gradient of its "
+          "own parts' rows alone; make what computes them a part of the model, or detach them");
+    opening = open(shards, reduction, x, y);
   });
+  if (group != nullptr) opening = agree(opening, *group);
+  begin(opening.stale != 0);
   // The buffers of part 0 are those of all.
   if (group != nullptr) broadcast_tensors(shards.replicas->module().buffers(), 0, *group);
   Told told;
   std::vector<Tensor> sums;
-  attempt(group, [&] {
-    sums = compute(shards, x, y, part_of, told);
-    if (group != nullptr) sign(told, x, y);
-  });
+  attempt(group, [&] { sums = compute(shards, opening, x, y, part_of, told); });
   if (group != nullptr) told = of_all(exchange(told, *group));
   const Tensor total = join(shards, sums, told);
   return shards.replicas->listen(reduction == Reduction::mean ? mean_of_parts(total, told.normalizer) : total);

@@ -13,15 +13,20 @@ namespace tandem::parallel {
 class Replicas;
 
 // Note [Identical bits]: the batch is cut into S parts by balanced_sizes. Part i is copied to memory of its own, and
-// computed by replica i as kernel calls that keep to one thread, forward and backward, with random stream
-// kFirstPartStream + i. Values, normalisers and gradients are added in the balanced binary tree over the S positions,
-// where a part without rows, or without a gradient that another part has, counts as +0.0. Ranks have S / n consecutive
-// parts each, so that their sums are nodes of that tree, and those of the ranks are its top: S is a power of two, and n
-// divides it. What comes after the tree is the same calculation in all modes: the loss is the sum times the inverse of
-// the normaliser, and a backward begins with that inverse.
+// computed by replica i as kernel calls that keep to one thread, forward and backward. What it draws in its forward
+// depends on the seed, i, and the number of the loss, which every rank counts and takes from rank 0. Values,
+// normalisers and gradients are added in the balanced binary tree over the S positions, where a part without rows, or
+// without a gradient that another part has, counts as +0.0. Ranks have S / n consecutive parts each, so that their sums
+// are nodes of that tree, and those of the ranks are its top: S is a power of two, and n divides it. What comes after
+// the tree is the same calculation in all modes: the loss is the sum times the inverse of the normaliser, and a
+// backward begins with that inverse.
 
-/// Streams below are those of replicas and ranks.
-inline constexpr int kFirstPartStream = kMaxStreams / 2;
+/// The streams below are those of replicas and ranks. Who draws from stream i counts losses as the position of stream
+/// kFirstCountStream + i, and draws from kFirstPartStream + i in a forward of its own. The backward of part i draws
+/// from kFirstPartStream + i, too.
+inline constexpr int kFirstCountStream = kMaxStreams / 4, kFirstPartStream = kMaxStreams / 2;
+/// That of a forward of its own in this thread.
+inline int own_forward_stream() { return kFirstPartStream + RandomStream::current() % kFirstPartStream; }
 
 /// Throws Error unless `shards` is a power of two, at most kMaxStreams - kFirstPartStream, that `members` divides.
 /// `name` is who asks, `what` what the members are called.
@@ -49,8 +54,9 @@ struct Shards {
   Device output_device = {};
 };
 /// The loss of the whole batch, on every rank. Every rank gives the whole batch; what else fails on one rank, `check`
-/// for the first thing, is an error on all. Throws Error for Reduction::none.
+/// for the first thing, is an error on all. When all have passed that, all call `begin`, which may communicate, with
+/// whether the replicas of any rank are no longer current. Throws Error for Reduction::none.
 Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
-                         PartOfLoss part_of, FunctionRef<void()> check);
+                         PartOfLoss part_of, FunctionRef<void()> check, FunctionRef<void(bool)> begin);
 
 }  // namespace tandem::parallel

@@ -53,7 +53,8 @@ struct Mode {
   test::Group group = nullptr;
 };
 
-// One run. The second case has another optimizer, and now and then two losses and two backwards in a step.
+// One run. The second case has an optimizer that is divided among the ranks and is made after wrapping, a second
+// wrapper with other parts, and now and then two losses and two backwards in a step.
 class Training {
  public:
   Training(const Mode& mode, int which) : mode_(mode), case_(which) {
@@ -62,33 +63,32 @@ class Training {
     if (mode.group) mode.group->barrier().wait();
     net_ = std::make_shared<Net>();
     test::fill(*net_);
-    if (mode.group) {
-      ddp_ = std::make_unique<parallel::DistributedDataParallel>(
-          net_, parallel::DistributedDataParallelOptions{
-                    .process_group = mode.group, .find_unused_parameters = true, .reproducible_shards = kShards});
-    } else {
-      std::vector<Device> devices;
-      for (int i = 0; i < mode.devices; ++i) devices.emplace_back(DeviceType::cpu, i);
-      dp_ = std::make_unique<parallel::DataParallel>(
-          net_, parallel::DataParallelOptions{.device_ids = devices, .reproducible_shards = kShards});
-    }
+    for (const int shards : which == 0 ? std::vector{kShards} : std::vector{kShards, 2 * kShards}) wrap(shards);
+    const auto adam_w = [](std::vector<Tensor> parameters) -> std::unique_ptr<optim::Optimizer> {
+      return std::make_unique<optim::AdamW>(std::move(parameters), optim::AdamWOptions{.lr = 0.003});
+    };
     if (which == 0)
       optimizer_ = std::make_unique<optim::SGD>(net_->parameters(), optim::SGDOptions{.lr = 0.05, .momentum = 0.9});
+    else if (mode.group)
+      zero_ = std::make_unique<parallel::ZeroRedundancyOptimizer>(net_->parameters(), adam_w, mode.group);
     else
-      optimizer_ = std::make_unique<optim::AdamW>(net_->parameters(), optim::AdamWOptions{.lr = 0.003});
+      optimizer_ = adam_w(net_->parameters());
   }
 
   void steps(int count) {
     for (; count > 0; --count, ++progress_.step) step(static_cast<int>(progress_.step));
   }
   void save(const std::string& path) {
-    if (ddp_)
-      parallel::save_checkpoint(path, {net_, optimizer_, progress_}, mode_.group);
-    else
+    if (zero_)
+      parallel::save_checkpoint(path, {net_, zero_, progress_}, mode_.group);
+    else if (!mode_.group || mode_.group->rank() == 0)  // which has all there is to save
       tandem::save(path, {net_, optimizer_, progress_});
+    if (mode_.group) mode_.group->barrier().wait();
   }
   void load(const std::string& path) {
-    if (ddp_)
+    if (zero_)
+      parallel::load_checkpoint(path, {net_, zero_, progress_}, {}, mode_.group);
+    else if (mode_.group)
       parallel::load_checkpoint(path, {net_, optimizer_, progress_}, {}, mode_.group);
     else
       tandem::load(path, {net_, optimizer_, progress_});
@@ -104,11 +104,29 @@ class Training {
     std::uint64_t losses = 0, state = 0;
     for (const double loss : std::exchange(losses_, {})) add(losses, tensor(loss));
     for (const Tensor& p : net_->parameters()) add(state, p);
-    for (const auto& entry : optimizer_->state_dict()) add(state, entry.second);
+    for (const auto& entry : zero_ ? zero_->state_dict() : optimizer_->state_dict()) add(state, entry.second);
     return fmt::format("losses {:016x} state {:016x}\n", losses, state);
   }
 
  private:
+  void wrap(int shards) {
+    if (mode_.group) {
+      ddp_.push_back(std::make_unique<parallel::DistributedDataParallel>(
+          net_, parallel::DistributedDataParallelOptions{
+                    .process_group = mode_.group, .find_unused_parameters = true, .reproducible_shards = shards}));
+      return;
+    }
+    std::vector<Device> devices;
+    for (int i = 0; i < mode_.devices; ++i) devices.emplace_back(DeviceType::cpu, i);
+    dp_.push_back(std::make_unique<parallel::DataParallel>(
+        net_, parallel::DataParallelOptions{.device_ids = devices, .reproducible_shards = shards}));
+  }
+  template <class Function>
+  Tensor with_wrapper(int step, const Function& function) {
+    const auto at = static_cast<std::size_t>(step) % std::max(ddp_.size(), dp_.size());
+    return mode_.group ? function(*ddp_[at]) : function(*dp_[at]);
+  }
+
   static void add(std::uint64_t& h, const Tensor& t) {
     for (const auto value : t.detach().to(float64).to_vector<double>())
       h = (h ^ std::bit_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15 ^ (h >> 29);
@@ -121,19 +139,19 @@ class Training {
     const Tensor y = test::labels(rows, kClasses, step);
     Tensor value;
     if (step % 3 == 0) {
-      value = of_function(x, y);
+      value = of_function(step, x, y);
     } else {
       const nn::CrossEntropyLoss criterion({.weight = test::wave({kClasses}, 1, float32) + 1.5, .ignore_index = 4});
-      value = ddp_ ? ddp_->loss(criterion, x, y) : dp_->loss(criterion, x, y);
+      value = with_wrapper(step, [&](auto& model) { return model.loss(criterion, x, y); });
     }
     losses_.push_back(value.item<double>());
     return value;
   }
-  Tensor of_function(const Tensor& x, const Tensor& y) {
+  Tensor of_function(int step, const Tensor& x, const Tensor& y) {
     const auto function = [](const Tensor& output, const Tensor& target) {
       return mean(pow(output - target.unsqueeze(1).to(float32) * 0.1, 2));
     };
-    return ddp_ ? ddp_->loss(function, Reduction::mean, x, y) : dp_->loss(function, Reduction::mean, x, y);
+    return with_wrapper(step, [&](auto& model) { return model.loss(function, Reduction::mean, x, y); });
   }
 
   void step(int step) {
@@ -144,8 +162,13 @@ class Training {
       loss(step + 2).backward();
     }
     nn::utils::clip_grad_norm_(net_->parameters(), 0.5);
-    optimizer_->step();
-    optimizer_->zero_grad();
+    if (zero_) {
+      zero_->step();
+      zero_->zero_grad();
+    } else {
+      optimizer_->step();
+      optimizer_->zero_grad();
+    }
     (void)rand({static_cast<std::int64_t>(step % 3)});  // what the program draws itself does not shift the parts'
   }
 
@@ -153,9 +176,10 @@ class Training {
   int case_;
   const Tensor data_ = test::wave({71, kInputs}, 1, float32);
   std::shared_ptr<Net> net_;
-  std::unique_ptr<parallel::DataParallel> dp_;
-  std::unique_ptr<parallel::DistributedDataParallel> ddp_;
+  std::vector<std::unique_ptr<parallel::DataParallel>> dp_;
+  std::vector<std::unique_ptr<parallel::DistributedDataParallel>> ddp_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<parallel::ZeroRedundancyOptimizer> zero_;  // in its place
   Progress progress_;
   std::vector<double> losses_;
 };

@@ -141,6 +141,19 @@ TEST_CASE("reproducible: what DistributedDataParallel refuses") {
            c.x.narrow(0, 0, odd ? 5 : 7), c.y.narrow(0, 0, odd ? 5 : 7));
     differ({"rank 1 gave another one than rank 0"}, odd ? c.x + 1.0 : c.x, c.y);
     differ({"rank 1 gave another one than rank 0"}, c.x, odd ? test::labels(7, 4, 2) : c.y);
+    const nn::CrossEntropyLoss of_sum({.reduction = Reduction::sum});
+    test::require_error({"rank 1 has another Reduction than rank 0"},
+                        [&] { ddp.loss(odd ? of_sum : kCriterion, c.x, c.y); });
+    test::require_error({"every rank computes the same loss, but rank 1 is under NoGradGuard"}, [&] {
+      const GradModeGuard recording(!odd);
+      ddp.loss(kCriterion, c.x, c.y);
+    });
+    const Tensor computed = (c.x * 1.0).requires_grad_();
+    test::require_error({"the input and the target must not require grad"},
+                        [&] { ddp.loss(kCriterion, computed, c.y); });
+    test::require_error(
+        {fmt::format("rank {0} of 2, part {1} of 4", group.rank(), odd ? 2 : 0), "the loss function gave an int64"},
+        [&] { ddp.loss([](const Tensor&, const Tensor& target) { return sum(target); }, Reduction::sum, c.x, c.y); });
     ddp.loss(kCriterion, c.x, c.y).backward();  // and goes on
     const NoGradGuard no_grad;
     CHECK_CLOSE(ddp(c.x), (*ddp.module())(c.x), 1e-12);
@@ -157,8 +170,22 @@ TEST_CASE("reproducible: a rank that fails is an error on all, and the next step
     step();
     if (odd) net->fails_with = 1;  // the last part has one row
     const std::string text = test::require_error({"a bad day"}, step);
-    test::require(odd || text.find("rank 1") != std::string::npos, text);
+    test::require(text.find("rank 1 of 2, part 3 of 4 with rows 6 to 6") != std::string::npos, text);
     net->fails_with = -1;
+    step();
+    const auto throws = [&](const Tensor& output, const Tensor&) {
+      if (odd) throw 5;
+      return mean(output);
+    };
+    try {
+      ddp.loss(throws, Reduction::mean, x, y);
+      test::require(false, "no rank goes on");
+    } catch (const parallel::CommError& e) {
+      test::require(!odd && std::string(e.what()).find("an exception of an unknown type") != std::string::npos,
+                    e.what());
+    } catch (int) {
+      test::require(odd, "the exception is rank 1's");
+    }
     step();
     if (odd)
       (void)test::require_error({"different numbers of rows"}, [&] { ddp.loss(kCriterion, x, y.narrow(0, 0, 1)); });
@@ -178,6 +205,67 @@ TEST_CASE("reproducible: a rank that fails is an error on all, and the next step
     step();
     test::require(net->a->weight.grad().defined() && !net->b->weight.grad().defined(), "what no part reaches is left");
   });
+}
+
+TEST_CASE("reproducible: errors of one rank leave the comparisons of check_every in step") {
+  test::on_ranks(2, [](ProcessGroup& group) {
+    const auto net = test::make_mlp();
+    DistributedDataParallel ddp(net, {.check_every = 2, .reproducible_shards = 2});
+    const Case c;
+    const auto step = [&] { ddp.loss(kCriterion, c.x, c.y).backward(); };
+    const bool odd = group.rank() == 1;
+    Tensor weight = net->parameters().front();
+    step();
+    if (odd) weight.requires_grad_(false);
+    test::require_error({"frozen after the model was wrapped"}, step);
+    weight.requires_grad_(true);
+    const NoGradGuard writing;
+    if (odd) weight.add_(1.0);
+    const GradModeGuard recording(true);
+    test::require_error({"the ranks differ at step 2"}, step);
+    step();
+    test::require_error({"the ranks differ at step 4"}, step);
+  });
+}
+
+TEST_CASE("reproducible: a forward of its own leaves the numbers of training and of the program alone") {
+  const test::Devices devices(2);
+  const auto numbers = [](auto& model, auto alike) {
+    alike([] { manual_seed(7); });
+    const Case c;
+    {
+      const NoGradGuard no_grad;
+      (void)model(c.x);
+    }
+    const double loss = model.loss(kCriterion, c.x, c.y).template item<double>();
+    alike([] {});
+    return std::pair(loss, random_state().positions.front());
+  };
+  const auto make = [] {
+    auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(6, 16), nn::Dropout(0.5), nn::Linear(16, 4));
+    net->to(float64);
+    test::fill(*net);
+    return net;
+  };
+  const auto at_once = [](auto body) { body(); };
+  std::vector<std::pair<double, std::uint64_t>> found;
+  for (const int count : {1, 2}) {
+    std::vector<Device> on;
+    for (int i = 0; i < count; ++i) on.emplace_back(DeviceType::cpu, i);
+    DataParallel model(make(), {.device_ids = on, .reproducible_shards = 2});
+    found.push_back(numbers(model, at_once));
+  }
+  test::on_ranks(2, [&](ProcessGroup& group) {
+    DistributedDataParallel model(make(), in_parts(2));
+    const auto together = [&](auto body) {
+      group.barrier().wait();
+      if (group.rank() == 0) body();
+      group.barrier().wait();
+    };
+    const auto mine = numbers(model, together);
+    if (group.rank() == 0) found.push_back(mine);
+  });
+  for (const auto& one : found) CHECK(one == std::pair(found.front().first, std::uint64_t{0}));
 }
 
 TEST_CASE("reproducible: a parameter that no part reaches is named on every rank") {

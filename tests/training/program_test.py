@@ -148,6 +148,10 @@ def reproducible(folder):
             assert "the same bits in every mode: 4 parts" in output, output
         for file, mode in zip(files, modes):
             assert file.read_bytes() == files[0].read_bytes(), (epochs_done, mode)
+    settings = ["--epochs", 1, "--reproducible", 4, "--batch-size", 600, "--optimizer", "adam"]
+    run(*settings, "--threads", 2, "--save", folder / "alone")
+    run(*settings, "--parallel", "ddp", "--nproc", 2, "--zero", "--save", folder / "zero")
+    assert (folder / "alone").read_bytes() == (folder / "zero").read_bytes()
 
 
 def mistakes(folder):
