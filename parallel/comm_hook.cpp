@@ -1,8 +1,12 @@
 #include <tandem/parallel/comm_hook.h>
 
+#include <algorithm>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <tandem/autograd/grad_mode.h>
+#include <tandem/parallel/comm/start_limit.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::parallel {
@@ -28,6 +32,48 @@ CommHook compress_hook(const char* name, DType dtype, std::shared_ptr<ProcessGro
   return {name, std::move(run)};
 }
 
+// Ends when all that a hook has started has ended, whatever it has returned, or thrown.
+class Averaging final : public Work::State {
+ public:
+  Averaging(std::vector<Work> started, Work returned, std::exception_ptr error, GradBucket& bucket, Tensor memory)
+      : works_(std::move(started)), alone_(error), error_(error), bucket_(bucket), memory_(std::move(memory)) {
+    works_.push_back(std::move(returned));
+  }
+  bool poll() override {
+    return std::ranges::all_of(works_, [](const Work& work) { return work.is_completed(); });
+  }
+  void wait() override {
+    for (const Work& work : std::exchange(works_, {})) try {
+        work.wait();
+      } catch (...) {
+        alone_ = work.failed_alone() && (alone_ || !error_);
+        if (!error_) error_ = std::current_exception();
+      }
+    verify_memory();
+    if (error_) std::rethrow_exception(error_);
+  }
+  bool failed_alone() const override { return alone_; }
+
+ private:
+  void verify_memory() {
+    Tensor& buffer = bucket_.buffer();
+    if (buffer.defined() && buffer.identity() == memory_.identity()) return;
+    buffer = memory_;
+    alone_ = alone_ || !error_;
+    if (!error_)
+      error_ = std::make_exception_ptr(
+          Error(fmt::format("[DistributedDataParallel] a communication hook has put another tensor in place of the "
+                            "buffer of bucket {}, which the gradients are in; write into it, as by buffer().copy_(...)",
+                            bucket_.index())));
+  }
+
+  std::vector<Work> works_;
+  bool alone_;
+  std::exception_ptr error_;
+  GradBucket& bucket_;
+  const Tensor memory_;
+};
+
 }  // namespace
 
 CommHook allreduce_hook(std::shared_ptr<ProcessGroup> group) {
@@ -46,23 +92,37 @@ CommHook bf16_compress_hook(std::shared_ptr<ProcessGroup> group) {
 
 Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group) {
   const NoGradGuard no_grad;
-  const std::uint64_t before = group.call_count();
-  Work work;
+  const Tensor memory = bucket.buffer();
+  Work returned;
   std::exception_ptr error;
-  try {
-    work = hook.run(bucket);
-    const std::uint64_t started = group.call_count() - before;
-    check(started == 1, "DistributedDataParallel",
-          "rank {} of {}: the communication hook '{}' has started {} collectives of the model's group in its call for "
-          "bucket {}; it must start one there, and others by then()",
-          group.rank(), group.size(), hook.name, started, bucket.index());
-  } catch (...) {
-    error = std::current_exception();
+  std::vector<Work> works;
+  {
+    const std::string who = fmt::format("[DistributedDataParallel] rank {} of {}: the communication hook '{}'",
+                                        group.rank(), group.size(), hook.name);
+    const StartLimit limit(&group, 1,
+                           fmt::format("{} wants to start a second collective of the model's group in its call for "
+                                       "bucket {}; it must start one there, and others by then()",
+                                       who, bucket.index()));
+    try {
+      returned = hook.run(bucket);
+      limit.verify();
+      if (limit.count() == 0)
+        throw Error(fmt::format(
+            "{} has started 0 collectives of the model's group in its call for bucket {}; it must "
+            "start one there{}",
+            who, bucket.index(),
+            limit.works().empty() ? ""
+                                  : ". It works in another group: give it the model's, as fp16_compress_hook(group)"));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (limit.count() > 0) works = limit.works();
   }
-  if (!error) return work;
-  if (group.call_count() == before)
+  if (works.empty()) {
+    bucket.buffer() = memory;
     return fail_with(group, fmt::format("the communication hook '{}'", hook.name), error);
-  return then(std::move(work), [error] { std::rethrow_exception(error); });
+  }
+  return Work(std::make_shared<Averaging>(std::move(works), std::move(returned), error, bucket, memory));
 }
 
 }  // namespace tandem::parallel

@@ -24,7 +24,8 @@ class GradBucket {
   /// Buckets are launched in this order, 0 first. Before the second backward they may be made anew.
   int index() const { return index_; }
   bool is_last() const { return is_last_; }
-  /// Dense, of one type: this rank's gradients, and in the end what shall be everybody's.
+  /// Dense, of one type: this rank's gradients, and in the end what shall be everybody's. Write into it, as by
+  /// copy_(...); assigning another tensor is an error.
   Tensor& buffer() { return buffer_; }
   const Tensor& buffer() const { return buffer_; }
   /// Views of the buffer in the shapes of the parameters.
@@ -59,8 +60,9 @@ CommHook fp16_compress_hook(std::shared_ptr<ProcessGroup> group = nullptr);
 /// The average, sent as bfloat16: the range of float32 with 8 bits of precision.
 CommHook bf16_compress_hook(std::shared_ptr<ProcessGroup> group = nullptr);
 
-/// Calls the hook as the model does. The Work throws what the hook has thrown, and Error when it has not started one
-/// collective of the group; where it has started none, ProcessGroup::fail has taken its place.
+/// Calls the hook as the model does. The Work ends when all that the hook has started has ended. It throws what the
+/// hook has thrown, and Error when it has not started one collective of the group, or has assigned another tensor to
+/// the bucket's buffer; where it has started none, ProcessGroup::fail has taken its place.
 Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group);
 
 }  // namespace tandem::parallel

@@ -79,8 +79,27 @@ struct PowerSGD::State {
   const std::shared_ptr<const Plan>& plan_of(const GradBucket& bucket) {
     const auto index = static_cast<std::size_t>(bucket.index());
     if (plans.size() <= index || bucket.is_last()) plans.resize(index + 1);
-    if (!plans[index] || plans[index]->names != bucket.names()) plans[index] = make_plan(bucket);
+    if (!plans[index] || plans[index]->names != bucket.names()) {
+      const std::shared_ptr<const Plan> plan = make_plan(bucket);
+      if (bucket.is_last()) verify_names(*plan);
+      plans[index] = plan;
+    }
     return plans[index];
+  }
+  // Entries of another model would go on into every checkpoint.
+  void verify_names(const Plan& last) const {
+    std::vector<const Matrix*> used;
+    const auto add = [&](const Plan& plan) {
+      for (const Part& part : plan.parts) used.push_back(part.matrix);
+    };
+    for (const auto& plan : plans)
+      if (plan) add(*plan);
+    add(last);
+    for (const auto& [name, matrix] : matrices)
+      check(std::ranges::find(used, &matrix) != used.end(), kName,
+            "the state that was loaded is of another model, or of other options: it has '{}', which is no gradient "
+            "that is sent as a product here",
+            name);
   }
   std::shared_ptr<const Plan> make_plan(const GradBucket& bucket) {
     auto plan = std::make_shared<Plan>();

@@ -5,11 +5,13 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/parallel/consistency.h>
+#include <tandem/parallel/contents.h>
 #include <tandem/parallel/joinable.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
@@ -56,12 +58,22 @@ class Numbers final : public Stateful {
   const optim::Optimizer& optimizer_;
 };
 
-void verify_numbers(const NamedTensors& state, std::vector<std::pair<std::string, std::string>> values,
-                    ProcessGroup& group) {
-  for (const auto& [name, number] : numbers_of(state))
-    values.emplace_back(fmt::format("optimizer state '{}'", name),
-                        number.dtype() == float64 ? fmt::format("{}", number.item<double>())
-                                                  : fmt::format("{}", number.item<std::int64_t>()));
+// A parameter that has no state on one rank alone is named.
+void verify_numbers(const NamedTensors& state, std::size_t parameters,
+                    std::vector<std::pair<std::string, std::string>> values, ProcessGroup& group) {
+  std::vector<std::string> steps(parameters, "none");
+  for (const auto& [name, number] : numbers_of(state)) {
+    std::string text = number.dtype() == float64 ? fmt::format("{}", number.item<double>())
+                                                 : fmt::format("{}", number.item<std::int64_t>());
+    std::size_t i = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), i).ec == std::errc() && i < parameters &&
+        name == fmt::format("{}.step", i))
+      steps[i] = std::move(text);
+    else
+      values.emplace_back(fmt::format("optimizer state '{}'", name), std::move(text));
+  }
+  for (std::size_t i = 0; i < parameters; ++i)
+    values.emplace_back(fmt::format("optimizer state '{}.step'", i), std::move(steps[i]));
   verify_alike(values, group, kSameOptimizer);
 }
 
@@ -127,7 +139,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     values.emplace_back(fmt::format("parameter {}", i),
                         fmt::format("{} {}", parameters_[i].dtype(), parameters_[i].shape()));
-  verify_numbers(local_->state_dict(), std::move(values), *group_);
+  verify_numbers(local_->state_dict(), parameters_.size(), std::move(values), *group_);
   move_parameters();
   in_join_ = std::make_unique<InJoin>(*this);
 }
@@ -254,8 +266,36 @@ void ZeroRedundancyOptimizer::step_own_share() {
   do_own_part(*group_, [&] {
     take_gradients();
     optim::call_first_step_hooks(parameters_, Numbers(*local_));
+    verify_step();
     local_->step();
   });
+}
+
+// The parts of ranks that step with other settings, or not with the same gradients, do not belong together. That costs
+// one number of each rank. The first step compares the parameters, too.
+void ZeroRedundancyOptimizer::verify_step() {
+  if (group_->size() == 1) return;
+  const NamedTensors state = local_->state_dict();
+  std::vector<double> said;
+  for (const Tensor& p : parameters_) said.push_back(p.grad().defined() ? 1 : 0);
+  for (const auto& entry : numbers_of(state)) said.push_back(entry.second.to(float64).item<double>());
+  std::vector<std::uint64_t> hashes;
+  if (!compared_)
+    for (const Tensor& p : parameters_) hashes.push_back(hash(bytes_of(readable(p.detach()))));
+  const auto bits =
+      static_cast<std::int64_t>(hash(std::as_bytes(std::span(said))) * 31 + hash(std::as_bytes(std::span(hashes))));
+  Tensor all = zeros({group_->size()}, {.dtype = int64});
+  group_->all_gather(all, full({1}, bits, {.dtype = int64})).wait();
+  const std::vector<std::int64_t> digests = all.to_vector<std::int64_t>();
+  if (std::ranges::any_of(digests, [&](std::int64_t digest) { return digest != digests.front(); })) {
+    std::vector<std::pair<std::string, std::string>> values;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      values.emplace_back(fmt::format("gradient of parameter {}", i), said[i] != 0 ? "there" : "missing");
+    for (std::size_t i = 0; i < hashes.size(); ++i)
+      values.emplace_back(fmt::format("parameter {}", i), fmt::format("values with the hash {:016x}", hashes[i]));
+    verify_numbers(state, parameters_.size(), std::move(values), *group_);
+  }
+  compared_ = true;
 }
 
 void ZeroRedundancyOptimizer::share_parameters() {
@@ -276,7 +316,7 @@ void ZeroRedundancyOptimizer::zero_grad() {
 NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {
   const NoGradGuard no_grad;
   NamedTensors state = local_->state_dict();
-  verify_numbers(state, {}, *group_);
+  verify_numbers(state, parameters_.size(), {}, *group_);
   // Buffers of one name and type travel together, laid out as the parameters are.
   std::map<std::pair<std::string, std::size_t>, std::vector<std::size_t>> kinds;
   for (std::size_t k = 0; k < state.size(); ++k)

@@ -44,6 +44,8 @@ class ZeroRedundancyOptimizer final : public Stateful {
 
   /// Updates every parameter that has a gradient, on all ranks. Throws Error when a parameter was moved or converted
   /// since the optimizer was made, or no longer fits its gradient; the others then get a CommError with the reason.
+  /// CommError on every rank, and nothing is changed, where a setting or a missing gradient is not the same on all of
+  /// them, or at the first step a parameter.
   /// After an error the ranks may differ: load a checkpoint.
   void step();
   /// Makes all gradients undefined.
@@ -89,6 +91,7 @@ class ZeroRedundancyOptimizer final : public Stateful {
   void take_over_step(int from, bool ended);
   void take_gradients();
   void step_own_share();
+  void verify_step();
   void share_parameters();
   NamedTensors gather(bool everywhere, int root) const;
   NamedTensors cut(const NamedTensors& state, std::vector<std::string>& problems) const;
@@ -98,6 +101,7 @@ class ZeroRedundancyOptimizer final : public Stateful {
   std::vector<Place> places_;  // by parameter
   std::vector<Line> lines_;
   std::unique_ptr<optim::Optimizer> local_;
+  bool compared_ = false;  // the parameters of the ranks
   struct InJoin;
   std::unique_ptr<InJoin> in_join_;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <tandem/parallel/comm/start_limit.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 
@@ -97,8 +98,11 @@ Work ProcessGroup::run(Collective c) {
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
+  const bool counts = !is_message(c.operation);
+  if (counts) StartLimit::before_start(*this);
   Work work = start(c);
-  call_count_ += !is_message(c.operation);
+  call_count_ += counts;
+  if (counts) StartLimit::after_start(*this, work);
   fault::point(fault::Point::collective);
   return work;
 }

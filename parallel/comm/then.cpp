@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <tandem/parallel/comm/start_limit.h>
+
 namespace tandem::parallel {
 namespace {
 
@@ -35,22 +37,12 @@ class Chain final : public Work::State {
   void run() {
     const UniqueFunction<Work()> next = std::exchange(next_, {});
     check(static_cast<bool>(next), "then", "what follows a work waits for that same work; leave the wait out");
-    error_ = error_of(work_);
-    alone_ = error_ && work_.failed_alone();
+    end(work_);
     bool missing = group_ && alone_;  // the others start what follows, and this rank does not
     if (!error_) {
-      const std::uint64_t before = group_ ? group_->call_count() : 0;
-      try {
-        work_ = next();
-      } catch (...) {
-        error_ = std::current_exception();
-        alone_ = true;
-        missing = group_ && group_->call_count() == before;
-      }
-      if (!error_) {
-        error_ = error_of(work_);
-        alone_ = error_ && work_.failed_alone();
-      }
+      for (const Work& started : start(next)) end(started);
+      missing = group_ && alone_ && !started_;
+      end(work_);
     }
     if (missing) {
       (void)error_of(fail_with(*group_, "what follows a collective", error_));
@@ -61,11 +53,43 @@ class Chain final : public Work::State {
     group_ = {};
   }
 
+  // Waits for a part of this work.
+  void end(const Work& work) {
+    const std::exception_ptr error = error_of(work);
+    if (!error) return;
+    alone_ = work.failed_alone() && (alone_ || !error_);
+    if (!error_) error_ = error;
+  }
+  // Calls what follows, and returns all that it has started, whatever it gives for it.
+  std::vector<Work> start(const UniqueFunction<Work()>& next) {
+    const StartLimit limit(
+        group_.get(), group_ ? 1 : 0,
+        group_ ? fmt::format("[then] rank {} of {}: what follows a work wants to start a second collective, and must "
+                             "start one; chain it by another then()",
+                             group_->rank(), group_->size())
+               : "[then] what follows a work wants to start a collective, but without a group it communicates nothing; "
+                 "write then(work, group, next)");
+    try {
+      work_ = {};
+      work_ = next();
+      limit.verify();
+      if (group_)
+        check(limit.count() == 1, "then",
+              "rank {} of {}: what follows a work has started no collective of the group, and must start one",
+              group_->rank(), group_->size());
+    } catch (...) {
+      error_ = std::current_exception();
+      alone_ = true;
+    }
+    started_ = limit.count() > 0;
+    return limit.works();
+  }
+
   Work work_;
   std::shared_ptr<ProcessGroup> group_;
   UniqueFunction<Work()> next_;
   std::exception_ptr error_;
-  bool ended_ = false, alone_ = false;
+  bool ended_ = false, alone_ = false, started_ = false;
 };
 
 class Failed final : public Work::State {
@@ -95,10 +119,17 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+// A hook's Work ends when all of its continuations have, also where it returns another.
+Work remembered(std::shared_ptr<Work::State> state) {
+  Work work(std::move(state));
+  StartLimit::remember(work);
+  return work;
+}
+
 }  // namespace
 
 Work then(Work first, UniqueFunction<void()> next) {
-  return Work(std::make_shared<Chain>(std::move(first), nullptr, [next = std::move(next)] {
+  return remembered(std::make_shared<Chain>(std::move(first), nullptr, [next = std::move(next)] {
     next();
     return Work();
   }));
@@ -106,7 +137,7 @@ Work then(Work first, UniqueFunction<void()> next) {
 
 Work then(Work first, std::shared_ptr<ProcessGroup> group, UniqueFunction<Work()> next) {
   check(group != nullptr, "then", "the group is null; give the one whose collective follows");
-  return Work(std::make_shared<Chain>(std::move(first), std::move(group), std::move(next)));
+  return remembered(std::make_shared<Chain>(std::move(first), std::move(group), std::move(next)));
 }
 
 Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr error) {

@@ -17,14 +17,15 @@ namespace tandem::parallel {
 // what the first has thrown.
 
 /// A Work that ends when `first` has ended well and `next` has then run: that is in the first call of wait(), or of
-/// wait(seconds) or exception() once `first` has ended. `next` communicates nothing. What it throws, every later wait
-/// throws too; the other ranks go on. A Work of this kind is used by one thread at a time.
+/// wait(seconds) or exception() once `first` has ended. `next` communicates nothing: a collective is refused with an
+/// Error. What it throws, every later wait throws too; the other ranks go on. A Work of this kind is used by one thread
+/// at a time.
 Work then(Work first, UniqueFunction<void()> next);
 /// The same for a `next` that starts one collective of the group; the Work ends when that has ended. Every rank calls
 /// wait(), in the same order as other collectives of the group; wait(seconds) and exception() only look whether it has
-/// been done. Where `next` throws on this rank before it has started anything, or cannot be run because of an error of
-/// this rank alone, ProcessGroup::fail takes the place of its collective: the others get the reason, and the ranks stay
-/// in step.
+/// been done. It starts no second one: that is refused with an Error, before anything is sent. Where `next` starts
+/// nothing on this rank, or throws before, or cannot be run because of an error of this rank alone, ProcessGroup::fail
+/// takes the place of its collective: the others get the reason, and the ranks stay in step.
 Work then(Work first, std::shared_ptr<ProcessGroup> group, UniqueFunction<Work()> next);
 /// A Work would be lost: give the group.
 template <class F>

@@ -30,13 +30,15 @@ std::vector<DdpCase> join_pair_cases();
 std::vector<DdpCase> join_failure_cases();
 std::vector<DdpCase> guard_cases();
 std::vector<DdpCase> hook_cases();
+std::vector<DdpCase> hook_fault_cases();
 std::vector<DdpCase> powersgd_cases();
 
 /// Runs every case; an error names it.
 inline void run_ddp_cases(const Group& group) {
-  for (const auto& cases : {equality_cases(), gradient_cases(), loss_cases(), unused_cases(), mechanism_cases(),
-                            failure_cases(), consistency_cases(), checkpoint_cases(), guard_cases(), hook_cases(),
-                            powersgd_cases(), join_cases(), join_pair_cases(), join_failure_cases()})
+  for (const auto& cases :
+       {equality_cases(), gradient_cases(), loss_cases(), unused_cases(), mechanism_cases(), failure_cases(),
+        consistency_cases(), checkpoint_cases(), guard_cases(), hook_cases(), hook_fault_cases(), powersgd_cases(),
+        join_cases(), join_pair_cases(), join_failure_cases()})
     for (const DdpCase& c : cases) try {
         c.run(group);
       } catch (const std::exception& e) {

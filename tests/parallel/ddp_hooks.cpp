@@ -1,7 +1,7 @@
-// Communication hooks: what becomes of gradients, and what happens when a hook does not do what it must.
+// Communication hooks: what becomes of gradients.
 #include <limits>
 
-#include <tandem/tests/parallel/ddp_cases.h>
+#include <tandem/tests/parallel/hook_net.h>
 #include <tandem/tests/parallel/spy_group.h>
 
 namespace tandem::test {
@@ -12,6 +12,7 @@ using parallel::DistributedDataParallel;
 using parallel::GradBucket;
 using parallel::ReduceOp;
 using parallel::Work;
+using Net = HookNet;
 
 // The average by two collectives and a continuation of each kind.
 CommHook sum_of_parts_hook(const Group& group) {
@@ -24,24 +25,6 @@ CommHook sum_of_parts_hook(const Group& group) {
             });
             return parallel::then(work, [part, &bucket] { bucket.buffer().copy_(part); });
           }};
-}
-
-// The two layers of a model of which a step may use one.
-struct Net : nn::Module {
-  explicit Net(DType dtype) {
-    to(dtype);
-    fill(*this);
-  }
-  Tensor forward(const Tensor& x) override { return c(relu(use_b ? a(x) + b(x) : a(x))); }
-  nn::Linear a = register_module("a", nn::Linear(6, 8)), b = register_module("b", nn::Linear(6, 8)),
-             c = register_module("c", nn::Linear(8, 3));
-  bool use_b = true;
-};
-
-// What a backward of this rank gives, and of all ranks in a step where odd ranks leave b out.
-void backward(nn::Module& model, Net& net, DType dtype, int rank, int step, bool leave_out) {
-  net.use_b = !leave_out || (rank % 2 == 0 && step % 2 == 0);
-  mean(pow(model(wave({4, 6}, rank + 0.3 * step, dtype)), 2)).backward();
 }
 
 // Every hook in every mode gives the gradients that averaging gives, within its precision.
@@ -223,67 +206,6 @@ void registering(const Group& group) {
                 [&] { late.register_comm_hook(parallel::allreduce_hook(group)); });
 }
 
-// The hook of one rank throws at one of its places. The others learn it where they would wait for that rank; then all
-// go on in step.
-void a_hook_that_throws(const Group& group) {
-  enum Place { never, call, second, end };
-  for (const bool find : {false, true}) {
-    const double cap = find ? 1e-5 : 1.0;
-    const auto net = std::make_shared<Net>(float64), plain = std::make_shared<Net>(float64);
-    const parallel::DistributedDataParallelOptions options{
-        .process_group = group, .bucket_cap_mb = cap, .find_unused_parameters = find, .first_bucket_mb = cap};
-    DistributedDataParallel ddp(net, options), reference(plain, options);
-    Place place = never;
-    bool known = true;
-    const auto spill = [&](Place here, const GradBucket& bucket) {
-      if (place != here || group->rank() != group->size() - 1 || bucket.index() != 0) return;
-      if (known) throw Error("spilled coffee");
-      throw 7;
-    };
-    ddp.register_comm_hook({"careless", [&](GradBucket& bucket) {
-                              spill(call, bucket);
-                              Work work = parallel::then(group->all_reduce(bucket.buffer(), ReduceOp::avg), group, [&] {
-                                spill(second, bucket);
-                                return group->broadcast(bucket.buffer(), 0);
-                              });
-                              return parallel::then(work, [&] { spill(end, bucket); });
-                            }});
-    const auto step = [&](nn::Module& model, Net& of) { backward(model, of, float64, group->rank(), 0, false); };
-    for (const Place p : {end, call, second})
-      for (int round = 0; round < 2; ++round) {  // before and after the order is rebuilt
-        place = p;
-        known = round == 0;
-        if (group->rank() == group->size() - 1) {
-          bool seen = false;
-          try {
-            step(ddp, *net);
-          } catch (const Error& e) {
-            seen = known && std::string(e.what()) == "spilled coffee";
-          } catch (const int number) {
-            seen = number == 7;
-          }
-          require(seen, "the rank throws what its hook has thrown");
-        } else if (p != end) {
-          require_error({fmt::format("rank {} cannot take part in", group->size() - 1),
-                         p == call ? "the communication hook 'careless' ended with an error: "
-                                   : "what follows a collective ended with an error: ",
-                         known ? "spilled coffee" : "an exception of another kind"},
-                        [&] { step(ddp, *net); });
-        } else {
-          step(ddp, *net);
-        }
-        place = never;
-        net->zero_grad();
-        plain->zero_grad();
-        step(ddp, *net);
-        step(reference, *plain);
-        for (std::size_t i = 0; i < 6; ++i)
-          require_close(net->parameters()[i].grad(), plain->parameters()[i].grad(), 1e-12, "the step after an error");
-        net->zero_grad();
-      }
-  }
-}
-
 // A rank that cannot complete a bucket, under a hook that sends twice for each.
 void a_refused_bucket(const Group& group) {
   const auto net = std::make_shared<Net>(float64), plain = std::make_shared<Net>(float64);
@@ -306,26 +228,6 @@ void a_refused_bucket(const Group& group) {
     for (std::size_t i = 0; i < 6; ++i)
       require_close(net->parameters()[i].grad(), plain->parameters()[i].grad(), 1e-12, "the step after an error");
     net->zero_grad();
-  }
-}
-
-void a_hook_that_miscounts(const Group& group) {
-  const auto net = std::make_shared<Net>(float64);
-  DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5});
-  int collectives = 0;
-  ddp.register_comm_hook({"miscounts", [&](GradBucket& bucket) {
-                            Work work;
-                            for (int i = 0; i < collectives; ++i) work = group->all_reduce(bucket.buffer());
-                            return work;
-                          }});
-  for (const int count : {0, 2, 1, 0, 1}) {
-    collectives = count;
-    const auto step = [&] { mean(ddp(wave({4, 6}, 1))).backward(); };
-    if (count == 1)
-      step();
-    else
-      require_error({"'miscounts' has started", fmt::format("started {} collectives", count), "it must start one"},
-                    step);
   }
 }
 
@@ -409,9 +311,7 @@ std::vector<DdpCase> hook_cases() {
           {"what a hook sees", what_a_hook_sees},
           {"order of continuations", order_of_continuations},
           {"registering a hook", registering},
-          {"a hook that throws", a_hook_that_throws},
           {"a refused bucket with a hook", a_refused_bucket},
-          {"a hook that miscounts", a_hook_that_miscounts},
           {"a backward in a communication hook", a_backward_in_a_hook},
           {"continuations", continuations}};
 }

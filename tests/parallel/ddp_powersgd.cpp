@@ -297,6 +297,15 @@ void errors(const Group& group) {
   GradBucket& shown = bucket.bucket;
   require_error({"of another model, or of other options", "q of 'matrix' has shape {9, 1}", "needs {10, 1}"},
                 [&] { parallel::run_hook(hook, shown, *group).wait(); });
+  const NamedTensors fits = {{"iteration", count}, {"q.matrix", ones({10, 1})}};
+  NamedTensors foreign = fits;
+  foreign.emplace_back("q.stranger", ones({9, 1}));
+  powersgd.load_state_dict(foreign);
+  for (int i = 0; i < 2; ++i)
+    require_error({"of another model, or of other options", "it has 'stranger'"},
+                  [&] { parallel::run_hook(hook, shown, *group).wait(); });
+  powersgd.load_state_dict(fits);
+  parallel::run_hook(hook, shown, *group).wait();
 }
 
 }  // namespace

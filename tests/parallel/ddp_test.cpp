@@ -117,10 +117,11 @@ TEST_CASE("broadcast_state of a state on two devices") {
 }
 
 TEST_CASE("DistributedDataParallel does what it must on 1 to 4 ranks") {
-  for (const auto& cases : {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::unused_cases(),
-                            test::mechanism_cases(), test::failure_cases(), test::consistency_cases(),
-                            test::checkpoint_cases(), test::guard_cases(), test::hook_cases(), test::powersgd_cases(),
-                            test::join_cases(), test::join_pair_cases(), test::join_failure_cases()})
+  for (const auto& cases :
+       {test::equality_cases(), test::gradient_cases(), test::loss_cases(), test::unused_cases(),
+        test::mechanism_cases(), test::failure_cases(), test::consistency_cases(), test::checkpoint_cases(),
+        test::guard_cases(), test::hook_cases(), test::hook_fault_cases(), test::powersgd_cases(), test::join_cases(),
+        test::join_pair_cases(), test::join_failure_cases()})
     for (const test::DdpCase& c : cases)
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(std::string(c.name));

@@ -298,6 +298,38 @@ void errors_of_making(const Group& group) {
   group->barrier().wait();
 }
 
+// Without a wrapped model nothing else compares: what differs is named, nothing is changed, and the ranks stay in step.
+void differences_at_a_step(const Group& group) {
+  if (group->size() == 1) return;
+  const bool odd = group->rank() == group->size() - 1;
+  std::vector<Tensor> parameters = make_parameters(float32);
+  if (odd) parameters[1].detach().fill_(7);
+  auto zero = ZeroRedundancyOptimizer::make<optim::Adam>(parameters, {.lr = 0.5}, group);
+  set_gradients(parameters, 1);
+  require_error({"the ranks differ: ", "parameter 1: values with the hash ", "the same optimizer"},
+                [&] { zero.step(); });
+  parameters[1].detach().fill_(7);
+  zero.step();
+  set_gradients(parameters, 2);
+  const Tensor before = parameters[0].detach().clone();
+  if (odd) zero.set_lr(0.25);
+  require_error({"optimizer state 'group.0.lr': 0.5, where rank", "'group.0.lr': 0.25"}, [&] { zero.step(); });
+  zero.set_lr(0.5);
+  if (odd) parameters[2].set_grad({});
+  require_error({"gradient of parameter 2: there, where rank", "gradient of parameter 2: missing"},
+                [&] { zero.step(); });
+  require(equal(parameters[0].detach(), before), "nothing is changed");
+  set_gradients(parameters, 2);
+  zero.step();
+  // A state of fewer parameters that one rank alone has loaded.
+  const NamedTensors state = zero.state_dict();
+  NamedTensors less = state;
+  std::erase_if(less, [](const auto& entry) { return entry.first.starts_with("1."); });
+  zero.load_state_dict(odd ? less : state);
+  require_error({"optimizer state '1.step': 2, where rank", "optimizer state '1.step': none"},
+                [&] { zero.state_dict(); });
+}
+
 // What changes a parameter's place is an error on every rank, and the job goes on without it.
 void errors_of_steps(const Group& group) {
   const bool odd = group->rank() == group->size() - 1;
@@ -413,6 +445,7 @@ std::vector<DdpCase> zero_cases() {
           {"zero: first step", first_step},
           {"zero: versions", versions},
           {"zero: errors of making", errors_of_making},
+          {"zero: differences at a step", differences_at_a_step},
           {"zero: errors of steps", errors_of_steps},
           {"zero: errors of loading", errors_of_loading},
           {"zero: state of one rank", state_of_one_rank}};

@@ -55,6 +55,7 @@ TEST_CASE("the memory of a rank's state is 1/n of all") {
       const Device device(DeviceType::cpu, group->rank() + 1);
       auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(200, 300), nn::ReLU(), nn::Linear(300, 50));
       net->to(float64);
+      test::fill(*net);
       net->to(device);
       auto zero = ZeroRedundancyOptimizer::make<optim::Adam>(net->parameters(), {}, group);
       for (Tensor& p : net->parameters()) p.set_grad(ones_like(p));
