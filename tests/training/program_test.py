@@ -190,6 +190,7 @@ def mistakes(folder):
         (["--trace", "/proc/x.json"], 1, "/proc/x.json cannot be written"),
         (["--save", "/dev/full"], 1, "/dev/full exists and is not a regular file"),
     ]
+    (folder / "y").touch()
     (folder / "link").symlink_to(folder / "y")
     for arguments, code, text in cases:
         output = run(*arguments, expect=code)
