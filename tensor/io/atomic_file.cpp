@@ -63,7 +63,8 @@ AtomicFile::AtomicFile(const std::string& path, const char* op) : path_(path), o
   for (int number = 0; fd_ < 0; ++number) {
     temporary_ = fmt::format("{}.tmp-{}-{}", path, getpid(), number);
     fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST && errno != EINTR) fail_write(op, path, "creating a temporary file beside it", errno);
+    if (fd_ < 0 && errno != EEXIST && errno != EINTR)
+      fail_write(op, path, "creating a temporary file beside it", errno);
   }
   if (exists) (void)!fchmod(fd_, old.st_mode & 07777);  // a replaced file keeps its permissions where that is allowed
 }
