@@ -35,8 +35,10 @@ CommHook compress_hook(const char* name, DType dtype, std::shared_ptr<ProcessGro
 // Ends when all that a hook has started has ended, whatever it has returned, or thrown.
 class Averaging final : public Work::State {
  public:
-  Averaging(std::vector<Work> started, Work returned, std::exception_ptr error, GradBucket& bucket, Tensor memory)
-      : works_(std::move(started)), alone_(error), error_(error), bucket_(bucket), memory_(std::move(memory)) {
+  Averaging(std::vector<Work> started, Work returned, const std::exception_ptr& error, GradBucket& bucket,
+            Tensor memory)
+      : works_(std::move(started)), alone_(error != nullptr), bucket_(bucket), memory_(std::move(memory)) {
+    error_ = error;
     works_.push_back(std::move(returned));
   }
   bool poll() override {

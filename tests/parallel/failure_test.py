@@ -111,7 +111,7 @@ CASES = [
     Case("throws in the step of a divided optimizer", "throw rank=2 step=3", 2, r"cannot take part in all_gather \(",
          "fault injected: throw", program=("zero", "6"), victim_says="error .*fault injected: throw",
          backends="shm gloo thread"),
-    Case("throws in a join", "throw rank=1 step=4", 1, r"cannot take part in barrier \(",
+    Case("throws in a join", "throw rank=1 step=4", 1, r"cannot take part in join \(",
          r"rank 1 of 3: its part of the join ended with an error: .*fault injected: throw", program=("join", "6"),
          victim_says="error .*fault injected: throw", backends="shm gloo thread"),
     # Doing something else.
