@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <exception>
+#include <span>
+#include <vector>
 
 #include <tandem/autograd/functions.h>
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/consistency.h>
+#include <tandem/parallel/contents.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/parallel/placement.h>
 #include <tandem/parallel/replicas.h>
@@ -31,22 +33,16 @@ struct Told {
   double sum = 0, normalizer = 0;
 };
 
-std::uint64_t mix(std::uint64_t h, const Tensor& t) {
-  const Tensor dense = t.detach().to(Device()).contiguous();
-  const auto* bytes = static_cast<const char*>(dense.raw().data);
-  auto add = [&](std::uint64_t word) {
-    h = (h ^ word) * 0x9E3779B97F4A7C15;
-    h ^= h >> 32;
+// A number that differs between batches, almost surely: of the targets and the first row.
+std::int64_t digest_of(const Tensor& x, const Tensor& y) {
+  std::vector<std::uint64_t> words;
+  auto add = [&](const Tensor& t) {
+    for (const std::int64_t size : t.shape()) words.push_back(static_cast<std::uint64_t>(size));
+    words.push_back(hash(bytes_of(readable(t))));
   };
-  for (const std::int64_t size : t.shape()) add(static_cast<std::uint64_t>(size));
-  for (std::size_t left = static_cast<std::size_t>(t.numel()) * size_of(t.dtype()), n = 0; left > 0; left -= n) {
-    std::uint64_t word = 0;
-    n = std::min<std::size_t>(left, sizeof word);
-    std::memcpy(&word, bytes, n);
-    bytes += n;
-    add(word);
-  }
-  return h;
+  if (x.size(0) > 0) add(x[0]);
+  add(y);
+  return static_cast<std::int64_t>(hash(std::as_bytes(std::span(words))));
 }
 
 // The sum in the tree of combine, for a power of two of values.
@@ -143,7 +139,7 @@ Opening open(const Shards& shards, Reduction reduction, const Tensor& x, const T
                .stale = !shards.replicas->current(),
                .seed = key.seed,
                .number = key.block};
-  if (shards.group) mine.batch = static_cast<std::int64_t>(mix(x.size(0) > 0 ? mix(0, x[0]) : 0, y));
+  if (shards.group) mine.batch = digest_of(x, y);
   return mine;
 }
 
