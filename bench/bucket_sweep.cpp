@@ -7,6 +7,7 @@
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "ranks.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -125,17 +126,5 @@ int main(int argc, char** argv) {
   app.add_option("--json", s.json_file, "write the records to this file");
   CLI11_PARSE(app, argc, argv);
   s.adam = optimizer == "adam";
-  try {
-    return parallel::spawn(
-        [&](int rank, int) {
-          parallel::init_process_group({.backend = s.backend});
-          set_num_threads(1);
-          measure(s, rank);
-          parallel::destroy_process_group();
-        },
-        {.nprocs = s.nproc});
-  } catch (const Error& e) {
-    fmt::print(stderr, "{}\n", e.what());
-    return 1;
-  }
+  return bench::run_ranks(s.nproc, s.backend, [&](int rank) { measure(s, rank); });
 }

@@ -10,6 +10,7 @@
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "ranks.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -130,17 +131,5 @@ int main(int argc, char** argv) {
   app.add_option("--steps", s.steps, "of each in a round")->check(number_from(1))->capture_default_str();
   app.add_option("--json", s.json_file, "write the record to this file");
   CLI11_PARSE(app, argc, argv);
-  try {
-    return parallel::spawn(
-        [&](int rank, int) {
-          parallel::init_process_group({.backend = s.backend});
-          set_num_threads(1);
-          measure(s, rank);
-          parallel::destroy_process_group();
-        },
-        {.nprocs = s.nproc});
-  } catch (const Error& e) {
-    fmt::print(stderr, "{}\n", e.what());
-    return 1;
-  }
+  return bench::run_ranks(s.nproc, s.backend, [&](int rank) { measure(s, rank); });
 }
