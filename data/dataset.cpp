@@ -86,7 +86,7 @@ void stack_rows(std::span<const int64_t> rows, FunctionRef<void(int64_t, std::sp
             rows[0], batch[k].dtype(),
             Shape(std::span(views[k].shape + 1, static_cast<std::size_t>(views[k].dims - 1))), batch[k].device(),
             rows[i], x.dtype(), x.shape(), x.device());
-      backend(x.device()).copy(from, to);
+      copy_values(from, to);
     }
   }
 }

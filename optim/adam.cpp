@@ -78,21 +78,25 @@ std::vector<std::string> Adam::buffer_names(std::span<const double> values) cons
   return names;
 }
 
-void Adam::update(std::size_t group, const Update& update) {
+void Adam::update(std::size_t group, std::span<const Update> updates) {
   const AdamOptions& o = options_[group];
-  const Backend& table = backend(update.parameter.device);
-  kernel(decoupled_ ? "AdamW" : "Adam", table, table.adam_step)({.parameter = update.parameter,
-                                                                 .gradient = update.gradient,
-                                                                 .exp_avg = update.buffers[0],
-                                                                 .exp_avg_sq = update.buffers[1],
-                                                                 .max_exp_avg_sq = update.buffers[2],
-                                                                 .lr = o.lr,
-                                                                 .beta1 = o.betas[0],
-                                                                 .beta2 = o.betas[1],
-                                                                 .eps = o.eps,
-                                                                 .weight_decay = o.weight_decay,
-                                                                 .decoupled = decoupled_,
-                                                                 .step = update.step});
+  std::vector<AdamArgs> args;
+  args.reserve(updates.size());
+  for (const Update& update : updates)
+    args.push_back({.parameter = update.parameter,
+                    .gradient = update.gradient,
+                    .exp_avg = update.buffers[0],
+                    .exp_avg_sq = update.buffers[1],
+                    .max_exp_avg_sq = update.buffers[2],
+                    .lr = o.lr,
+                    .beta1 = o.betas[0],
+                    .beta2 = o.betas[1],
+                    .eps = o.eps,
+                    .weight_decay = o.weight_decay,
+                    .decoupled = decoupled_,
+                    .step = update.step});
+  const Backend& table = backend(updates[0].parameter.device);
+  kernel(decoupled_ ? "AdamW" : "Adam", table, table.adam_step)(args);
 }
 
 }  // namespace tandem::optim

@@ -59,7 +59,7 @@ class Adam : public Optimizer {
   void set_settings(std::size_t group, std::span<const double> values) override;
   std::string settings_problem(std::span<const double> values) const override;
   std::vector<std::string> buffer_names(std::span<const double> values) const override;
-  void update(std::size_t group, const Update& update) override;
+  void update(std::size_t group, std::span<const Update> updates) override;
 
  private:
   bool decoupled_;

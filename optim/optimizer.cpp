@@ -138,17 +138,35 @@ void Optimizer::prepare_buffers(Slot& slot) const {
     if (buffer.device() != p.device() || buffer.dtype() != p.dtype()) buffer = buffer.to(p.device()).to(p.dtype());
 }
 
-void Optimizer::run(const Work& work, int64_t begin, int64_t end) {
-  if (begin == end) return;
-  Update update = work.update;
-  update.parameter = part(update.parameter, begin, end);
-  update.gradient = part(update.gradient, begin, end);
-  for (View& buffer : update.buffers) {
-    buffer = part(buffer, begin, end);
-    // Buffers begin as zeros, written first by the device that will use them.
-    if (buffer.data != nullptr && update.step == 1) backend(buffer.device).fill(buffer, 0);
+// The parts of device number `device` among those that share parameters; with -1, what is one device's alone.
+void Optimizer::run(std::span<const Work> works, int device) {
+  std::vector<Update> updates;  // of one group, device and type
+  std::size_t group = 0;
+  const auto flush = [&] {
+    if (!updates.empty()) this->update(group, updates);
+    updates.clear();
+  };
+  const auto at = static_cast<std::size_t>(device);
+  for (const Work& work : works) {
+    if ((work.shared == nullptr) != (device < 0)) continue;
+    const int64_t begin = work.shared ? work.shared->cuts[at] : 0;
+    const int64_t end = work.shared ? work.shared->cuts[at + 1] : work.update.parameter.numel();
+    if (begin == end) continue;
+    Update update = work.update;
+    update.parameter = part(update.parameter, begin, end);
+    update.gradient = part(update.gradient, begin, end);
+    for (View& buffer : update.buffers) {
+      buffer = part(buffer, begin, end);
+      // Buffers begin as zeros, written first by the device that will use them.
+      if (buffer.data != nullptr && update.step == 1) backend(buffer.device).fill(buffer, 0);
+    }
+    if (!updates.empty() && (group != work.group || updates[0].parameter.device != update.parameter.device ||
+                             updates[0].parameter.dtype != update.parameter.dtype))
+      flush();
+    group = work.group;
+    updates.push_back(update);
   }
-  this->update(work.group, update);
+  flush();
 }
 
 void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& optimizer) {
@@ -193,15 +211,12 @@ void Optimizer::step() {
   const auto alone = std::find_if(works.begin(), works.end(), [](const Work& work) { return !work.shared; });
   if (alone != works.end()) {
     const trace::DeviceSpan device_span(kStep, alone->update.parameter.device);
-    for (const Work& work : works)
-      if (!work.shared) run(work, 0, work.update.parameter.numel());
+    run(works, -1);
   }
   if (shared)
     run_on_devices(shared->devices, [&](int i) {
-      const auto at = static_cast<std::size_t>(i);
-      const trace::DeviceSpan device_span(kStep, shared->devices[at]);
-      for (const Work& work : works)
-        if (work.shared) run(work, work.shared->cuts[at], work.shared->cuts[at + 1]);
+      const trace::DeviceSpan device_span(kStep, shared->devices[static_cast<std::size_t>(i)]);
+      run(works, i);
     });
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (gradients[i].defined()) ++slots_[i].steps;

@@ -70,9 +70,9 @@ class Optimizer : public Stateful {
   virtual std::string settings_problem(std::span<const double> values) const = 0;
   /// The buffers that a parameter of a group with such settings has.
   virtual std::vector<std::string> buffer_names(std::span<const double> values) const = 0;
-  /// Calls the kernel. Where several CPU devices share a parameter, each updates its part, all at the same time; so
-  /// this writes to nothing but the views.
-  virtual void update(std::size_t group, const Update& update) = 0;
+  /// Calls the kernel, once for all these updates of one group, device and type. Where several CPU devices share a
+  /// parameter, each updates its part, all at the same time; so this writes to nothing but the views.
+  virtual void update(std::size_t group, std::span<const Update> updates) = 0;
 
  private:
   struct Slot {
@@ -91,7 +91,7 @@ class Optimizer : public Stateful {
   std::vector<double> setting_values(std::size_t group) const;
   Tensor checked_gradient(std::size_t index) const;
   void prepare_buffers(Slot& slot) const;
-  void run(const Work& work, int64_t begin, int64_t end);
+  void run(std::span<const Work> works, int device);
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;

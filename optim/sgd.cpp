@@ -60,18 +60,22 @@ std::vector<std::string> SGD::buffer_names(std::span<const double> values) const
   return {"momentum_buffer"};
 }
 
-void SGD::update(std::size_t group, const Update& update) {
+void SGD::update(std::size_t group, std::span<const Update> updates) {
   const SGDOptions& o = options_[group];
-  const Backend& table = backend(update.parameter.device);
-  kernel("SGD", table, table.sgd_step)({.parameter = update.parameter,
-                                        .gradient = update.gradient,
-                                        .momentum_buffer = update.buffers[0],
-                                        .lr = o.lr,
-                                        .momentum = o.momentum,
-                                        .dampening = o.dampening,
-                                        .weight_decay = o.weight_decay,
-                                        .nesterov = o.nesterov,
-                                        .first_step = update.step == 1});
+  std::vector<SGDArgs> args;
+  args.reserve(updates.size());
+  for (const Update& update : updates)
+    args.push_back({.parameter = update.parameter,
+                    .gradient = update.gradient,
+                    .momentum_buffer = update.buffers[0],
+                    .lr = o.lr,
+                    .momentum = o.momentum,
+                    .dampening = o.dampening,
+                    .weight_decay = o.weight_decay,
+                    .nesterov = o.nesterov,
+                    .first_step = update.step == 1});
+  const Backend& table = backend(updates[0].parameter.device);
+  kernel("SGD", table, table.sgd_step)(args);
 }
 
 }  // namespace tandem::optim

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <tandem/tensor/pointwise.h>
 #include <tandem/tensor/random.h>
@@ -45,8 +46,9 @@ struct Backend {
   const char* name;
   void* (*allocate)(Device device, std::size_t bytes);
   void (*release)(Device device, void* data, std::size_t bytes);
-  /// to[i] = from[i], same shape, converting the type; strides may be 0 in `from`.
-  void (*copy)(const View& from, const View& to);
+  /// to[i] = from[i], same shape, converting the type; strides may be 0 in `from`. One of the two is on a device of
+  /// this type. `non_blocking`: from page-locked memory without waiting for the device.
+  void (*copy)(const View& from, const View& to, bool non_blocking);
   void (*fill)(const View& to, Scalar value);
 
   // Pointwise: views of one shape (broadcast by zero strides) and one dtype.
@@ -89,12 +91,15 @@ struct Backend {
   /// uniform: [0, 1); normal; integers in [low, high); keep_mask: 1 / (1 - low) with probability 1 - low, else 0.
   void (*random)(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 
-  void (*sgd_step)(const SGDArgs& args);
-  void (*adam_step)(const AdamArgs& args);
+  // One step of several parameters of one device and type; `lr` and the other numbers are each parameter's own.
+  void (*sgd_step)(std::span<const SGDArgs> args);
+  void (*adam_step)(std::span<const AdamArgs> args);
 };
 
-/// The table of a device's type.
+/// The table of a device's type; Error where there is none.
 const Backend& backend(Device device);
+/// to[i] = from[i] between any devices; see Backend::copy.
+void copy_values(const View& from, const View& to, bool non_blocking = false);
 
 /// The kernel, or Error saying that this device has none for `op`.
 template <class Function>

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstdlib>
 
+#include <tandem/tensor/cuda.h>
+
 namespace tandem {
 namespace {
 
@@ -42,7 +44,8 @@ Device::Device(std::string_view text) {
   index_ = index;
 }
 
-std::string Device::str() const { return fmt::format("{}:{}", is_cpu() ? "cpu" : "cuda", index_); }
+DeviceIds::DeviceIds(std::initializer_list<DeviceId> ids) : ids_(ids) {}
+DeviceIds::DeviceIds(const std::vector<Device>& devices) : ids_(devices.begin(), devices.end()) {}
 
 int device_count(DeviceType type) { return type == DeviceType::cpu ? cpu_devices().load() : cuda::device_count(); }
 
@@ -56,17 +59,11 @@ void check_exists(std::string_view op, Device device) {
   const int count = device_count(device.type());
   check(device.index() >= 0, op, "{} does not exist: a device number starts at 0", device);
   if (device.index() < count) return;
-  if (device.is_cuda())
-    fail(op, "{} does not exist: this build of Tandem sees {} CUDA devices; use \"cpu\"", device, count);
+  if (device.is_cuda() && count == 0) fail(op, "{} does not exist: {}; use \"cpu\"", device, cuda::unavailable_reason());
+  if (device.is_cuda()) fail(op, "{} does not exist: CUDA devices are cuda:0 to cuda:{}", device, count - 1);
   fail(op,
        "{} does not exist: there are {} virtual CPU devices; set TANDEM_CPU_DEVICES or call set_cpu_device_count({})",
        device, count, device.index() + 1);
 }
-
-namespace cuda {
-// The CUDA backend is a module of its own; without it there are no CUDA devices.
-int device_count() { return 0; }
-bool is_available() { return device_count() > 0; }
-}  // namespace cuda
 
 }  // namespace tandem

@@ -27,7 +27,7 @@ class Device {
   constexpr int index() const { return index_; }
   constexpr bool is_cpu() const { return type_ == DeviceType::cpu; }
   constexpr bool is_cuda() const { return type_ == DeviceType::cuda; }
-  std::string str() const;
+  std::string str() const { return fmt::format("{}:{}", is_cpu() ? "cpu" : "cuda", index_); }
   friend constexpr bool operator==(const Device&, const Device&) = default;
 
  private:
@@ -58,8 +58,8 @@ class DeviceId {
 class DeviceIds {
  public:
   DeviceIds() = default;
-  DeviceIds(std::initializer_list<DeviceId> ids) : ids_(ids) {}
-  DeviceIds(const std::vector<Device>& devices) : ids_(devices.begin(), devices.end()) {}
+  DeviceIds(std::initializer_list<DeviceId> ids);
+  DeviceIds(const std::vector<Device>& devices);
   bool empty() const { return ids_.empty(); }
   std::size_t size() const { return ids_.size(); }
   auto begin() const { return ids_.begin(); }

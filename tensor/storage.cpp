@@ -1,6 +1,8 @@
 #include <tandem/tensor/storage.h>
 
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/cpu/allocator.h>
+#include <tandem/tensor/cuda/module.h>
 
 namespace tandem {
 
@@ -19,9 +21,24 @@ Storage::~Storage() {
   if (owned_by_pool_) backend(device_).release(device_, data_, bytes_);
 }
 
-const Backend& backend(Device device) {
-  check(device.is_cpu(), "backend", "{} cannot be used: this build of Tandem has no CUDA backend; use \"cpu\"", device);
-  return kCpuBackend;
+const Backend& backend(Device device) { return device.is_cpu() ? kCpuBackend : *cuda::module("backend").backend; }
+
+void copy_values(const View& from, const View& to, bool non_blocking) {
+  backend(from.device.is_cuda() ? from.device : to.device).copy(from, to, non_blocking);
+}
+
+MemoryStats memory_stats(Device device) {
+  return device.is_cpu() ? cpu::memory_stats(device) : cuda::module("memory_stats").memory_stats(device.index());
+}
+
+void reset_peak_memory(Device device) {
+  if (device.is_cpu()) return cpu::reset_peak_memory(device);
+  cuda::module("reset_peak_memory").reset_peak_memory(device.index());
+}
+
+void empty_cache() {
+  cpu::empty_cache();
+  if (cuda::is_available()) cuda::module("empty_cache").empty_cache();
 }
 
 }  // namespace tandem

@@ -111,7 +111,7 @@ Tensor Tensor::to_host(DType wanted) const {
   if (!source.device().is_cpu()) source = source.detach().to(host);
   if (source.dtype() == wanted && source.is_contiguous()) return source;
   Tensor out = empty(shape(), {.dtype = wanted, .device = source.device()});
-  backend(source.device()).copy(source.raw(), out.raw_for_write());
+  copy_values(source.raw(), out.raw_for_write());
   return out;
 }
 

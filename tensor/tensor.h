@@ -138,8 +138,10 @@ class Tensor {
   /// This tensor if it is dense, else a dense copy.
   Tensor contiguous() const;
   Tensor clone() const;
-  /// On another device or in another type; the tensor itself when nothing changes.
-  Tensor to(Device device) const;
+  /// On another device or in another type; the tensor itself when nothing changes. `non_blocking` from page-locked
+  /// memory (cuda::pin_memory) to a CUDA device: the program goes on while values are copied, and must not change them
+  /// before it has waited for the device.
+  Tensor to(Device device, bool non_blocking = false) const;
   Tensor to(DType dtype) const;
 
   // In-place operations. The other operand is broadcast and converted; the result must fit this tensor's shape and
@@ -155,8 +157,8 @@ class Tensor {
   Tensor& div_(Scalar other);
   Tensor& zero_();
   Tensor& fill_(Scalar value);
-  /// Copies values in, across types and devices.
-  Tensor& copy_(const Tensor& source);
+  /// Copies values in, across types and devices; `non_blocking` as in to().
+  Tensor& copy_(const Tensor& source, bool non_blocking = false);
   Tensor& operator+=(const Tensor& other) { return add_(other); }
   Tensor& operator-=(const Tensor& other) { return sub_(other); }
   Tensor& operator*=(const Tensor& other) { return mul_(other); }

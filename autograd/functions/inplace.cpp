@@ -60,7 +60,7 @@ Tensor apart(const Tensor& other, const Tensor& t) {
 void adopt(Tensor& t, const Tensor& result) {
   const View to = t.raw_for_write();
   begin_recorded_write(t);
-  backend(t.device()).copy(result.raw(), to);
+  copy_values(result.raw(), to);
   const autograd::Meta& from = *meta_of(result);
   autograd::Meta& meta = autograd::ensure_meta(t);
   meta.grad_fn = from.grad_fn;
@@ -117,7 +117,7 @@ Tensor& Tensor::fill_(Scalar value) {
 
 Tensor& Tensor::zero_() { return fill_(0); }
 
-Tensor& Tensor::copy_(const Tensor& source) {
+Tensor& Tensor::copy_(const Tensor& source, bool non_blocking) {
   check_writable("copy_", *this);
   check(broadcast_shapes("copy_", shape(), source.shape()) == shape(), "copy_", "shape {} does not fit into {}",
         source.shape(), shape());
@@ -130,11 +130,10 @@ Tensor& Tensor::copy_(const Tensor& source) {
       return *this;
     }
   }
-  Tensor from = apart(source.detach(), *this);
-  if (from.device().type() != device().type()) from = from.to(device());
+  const Tensor from = apart(source.detach(), *this);
   const View to = raw_for_write();
   if (recorded) overwrite_history(*this);
-  backend(device()).copy(broadcast_view(from, shape()), to);
+  copy_values(broadcast_view(from, shape()), to, non_blocking);
   return *this;
 }
 

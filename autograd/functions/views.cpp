@@ -273,7 +273,7 @@ std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t dim) const {
 
 Tensor Tensor::clone() const {
   Tensor y = empty_like(*this);
-  backend(device()).copy(raw(), y.raw_for_write());
+  copy_values(raw(), y.raw_for_write());
   if (needs_grad(*this)) record("clone", {this}, y, [](Gradients& g) { g.set(0, g[0]); });
   return y;
 }
@@ -283,17 +283,16 @@ Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
 Tensor Tensor::to(DType wanted) const {
   if (dtype() == wanted) return *this;
   Tensor y = empty(shape(), {.dtype = wanted, .device = device()});
-  backend(device()).copy(raw(), y.raw_for_write());
+  copy_values(raw(), y.raw_for_write());
   if (is_floating(wanted) && needs_grad(*this))
     record("to", {this}, y, [from = dtype()](Gradients& g) { g.set(0, g[0].to(from)); });
   return y;
 }
 
-Tensor Tensor::to(Device wanted) const {
+Tensor Tensor::to(Device wanted, bool non_blocking) const {
   if (device() == wanted) return *this;
   Tensor y = empty(shape(), {.dtype = dtype(), .device = wanted});
-  // Both are CPU devices, which share memory; a CUDA backend brings its own copies.
-  backend(wanted).copy(raw(), y.raw_for_write());
+  copy_values(raw(), y.raw_for_write(), non_blocking);
   if (needs_grad(*this)) record("to", {this}, y, [from = device()](Gradients& g) { g.set(0, g[0].to(from)); });
   return y;
 }

@@ -6,10 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include <tandem/tensor/storage.h>
-
-namespace tandem {
-namespace cpu {
+namespace tandem::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
@@ -107,26 +104,24 @@ void release(Device device, void* data, std::size_t bytes) {
   }
 }
 
-}  // namespace cpu
-
 MemoryStats memory_stats(Device device) {
-  cpu::Pool& p = cpu::pool(device);
+  Pool& p = pool(device);
   std::lock_guard lock(p.mutex);
   return p.stats;
 }
 
 void reset_peak_memory(Device device) {
-  cpu::Pool& p = cpu::pool(device);
+  Pool& p = pool(device);
   std::lock_guard lock(p.mutex);
   p.stats.peak = p.stats.in_use;
 }
 
 void empty_cache() {
   for (int i = 0; i < 64; ++i) {
-    cpu::Pool& p = cpu::pool(Device(DeviceType::cpu, i));
+    Pool& p = pool(Device(DeviceType::cpu, i));
     std::lock_guard lock(p.mutex);
-    cpu::release_cached(p);
+    release_cached(p);
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

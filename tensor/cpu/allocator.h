@@ -3,7 +3,7 @@
 #pragma once
 #include <cstddef>
 
-#include <tandem/tensor/device.h>
+#include <tandem/tensor/storage.h>
 
 namespace tandem::cpu {
 
@@ -11,5 +11,9 @@ namespace tandem::cpu {
 void* allocate(Device device, std::size_t bytes);
 /// Gives a block of allocate(device, bytes) back to the device's pool, from any thread.
 void release(Device device, void* data, std::size_t bytes);
+// See storage.h.
+MemoryStats memory_stats(Device device);
+void reset_peak_memory(Device device);
+void empty_cache();
 
 }  // namespace tandem::cpu

@@ -1,7 +1,7 @@
 // Reading and adding at indices.
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {

@@ -5,7 +5,7 @@
 namespace tandem::cpu {
 
 // copy.cpp
-void copy(const View& from, const View& to);
+void copy(const View& from, const View& to, bool non_blocking = false);
 void fill(const View& to, Scalar value);
 // pointwise.cpp
 void unary(UnaryOp op, const View& x, const View& y);
@@ -36,7 +36,7 @@ void scatter_add(const View& g, int dim, const View& index, const View& x);
 // random.cpp
 void random(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 // optimizer.cpp
-void sgd_step(const SGDArgs& args);
-void adam_step(const AdamArgs& args);
+void sgd_step(std::span<const SGDArgs> args);
+void adam_step(std::span<const AdamArgs> args);
 
 }  // namespace tandem::cpu

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
 #include <tandem/tensor/cpu/onednn.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {

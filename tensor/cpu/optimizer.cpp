@@ -1,9 +1,9 @@
 // One pass over memory for each optimizer step. Coefficients are computed in double and rounded once.
 #include <cmath>
 
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {
@@ -58,9 +58,7 @@ TANDEM_CLONES void adam_dense(std::int64_t n, AdamCoefficients<T> c, const T* g,
   }
 }
 
-}  // namespace
-
-void sgd_step(const SGDArgs& args) {
+void sgd_one(const SGDArgs& args) {
   dispatch_real("SGD", args.parameter.dtype, [&]<class T>() {
     const SGDCoefficients<T> c{static_cast<T>(args.lr), static_cast<T>(args.momentum),
                                static_cast<T>(1.0 - args.dampening), static_cast<T>(args.weight_decay)};
@@ -84,7 +82,7 @@ void sgd_step(const SGDArgs& args) {
   });
 }
 
-void adam_step(const AdamArgs& args) {
+void adam_one(const AdamArgs& args) {
   dispatch_real("Adam", args.parameter.dtype, [&]<class T>() {
     // The corrections in double: in float, 1 - beta2^t loses three digits.
     const double correction1 = 1.0 - std::pow(args.beta1, static_cast<double>(args.step));
@@ -109,6 +107,15 @@ void adam_step(const AdamArgs& args) {
         adam_dense<T, false>(n, c, g + begin, m + begin, v + begin, nullptr, p + begin);
     });
   });
+}
+
+}  // namespace
+
+void sgd_step(std::span<const SGDArgs> args) {
+  for (const SGDArgs& one : args) sgd_one(one);
+}
+void adam_step(std::span<const AdamArgs> args) {
+  for (const AdamArgs& one : args) adam_one(one);
 }
 
 }  // namespace tandem::cpu

@@ -1,7 +1,7 @@
 // Unary, comparing and ternary operations, expanded from tensor/pointwise.h.
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {

@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include <tandem/tensor/cpu/dispatch.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
+#include <tandem/tensor/dispatch.h>
 
 namespace tandem::cpu {
 namespace {

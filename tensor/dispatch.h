@@ -4,7 +4,7 @@
 
 #include <tandem/tensor/dtype.h>
 
-namespace tandem::cpu {
+namespace tandem {
 
 /// float32 and float64.
 template <class Body>
@@ -53,4 +53,4 @@ void dispatch_bits(DType dtype, Body&& body) {
   }
 }
 
-}  // namespace tandem::cpu
+}  // namespace tandem

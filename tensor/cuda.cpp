@@ -1,0 +1,111 @@
+// Opens the module that knows CUDA when a CUDA device is first asked for, so that the library itself needs none.
+#include <tandem/tensor/cuda.h>
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include <tandem/tensor/create.h>
+#include <tandem/tensor/cuda/module.h>
+
+namespace tandem::cuda {
+namespace {
+
+struct Opened {
+  const Module* module = nullptr;
+  std::string reason;  // why there is none
+};
+
+// Beside the library, or the program where it is linked statically.
+std::filesystem::path path_beside_library() {
+  Dl_info about{};
+  const bool known = dladdr(reinterpret_cast<const void*>(&is_available), &about) != 0 && about.dli_fname != nullptr;
+  return known ? std::filesystem::path(about.dli_fname).parent_path() / kModule : std::filesystem::path(kModule);
+}
+
+Opened open_module() {
+  const char* const named = std::getenv(kModuleVariable);
+  std::string path = named != nullptr ? named : path_beside_library().string();
+  if (named == nullptr && !std::filesystem::exists(path)) path = kModule;  // where the system looks for libraries
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr)
+    return {nullptr, fmt::format("Tandem was built without CUDA, or its module cannot be opened: {}", dlerror())};
+  void* const entry = dlsym(library, kEntry);
+  if (entry == nullptr)
+    return {nullptr, fmt::format("'{}' is no module of this version of Tandem: it has no function {}", path, kEntry)};
+  return {reinterpret_cast<Entry*>(entry)(kCpuBackend), {}};
+}
+
+}  // namespace
+
+const Module* find_module(std::string& reason) {
+  static const Opened opened = open_module();
+  reason = opened.reason;
+  return opened.module;
+}
+
+const Module& module(std::string_view op) {
+  std::string reason;
+  const Module* const found = find_module(reason);
+  check(found != nullptr, op, "CUDA cannot be used: {}; use \"cpu\"", reason);
+  return *found;
+}
+
+int device_count() {
+  std::string reason;
+  const Module* const found = find_module(reason);
+  return found == nullptr ? 0 : found->device_count(reason);
+}
+
+bool is_available() { return device_count() > 0; }
+
+std::string unavailable_reason() {
+  std::string reason;
+  const Module* const found = find_module(reason);
+  if (found != nullptr && found->device_count(reason) > 0) return {};
+  return reason;
+}
+
+namespace {
+
+int checked_index(std::string_view op, Device device) {
+  check(device.is_cuda(), op, "{} is no CUDA device; give \"cuda:0\" or another", device);
+  check_exists(op, device);
+  return device.index();
+}
+
+}  // namespace
+
+DeviceProperties properties(Device device) {
+  const int index = checked_index("properties", device);
+  return module("properties").properties(index);
+}
+
+void synchronize(Device device) {
+  const int index = checked_index("synchronize", device);
+  module("synchronize").synchronize(index);
+}
+
+bool is_pinned(const Tensor& x) {
+  return x.device().is_cpu() && x.numel() > 0 && is_available() && module("is_pinned").is_pinned(x.raw().data);
+}
+
+Tensor pin_memory(const Tensor& x) {
+  check(x.device().is_cpu(), "pin_memory", "the tensor is on {}; only tensors on the CPU can be page-locked",
+        x.device());
+  check(is_available(), "pin_memory", "there is no CUDA device that would copy from it: {}", unavailable_reason());
+  if (is_pinned(x)) return x;
+  const auto bytes = static_cast<std::size_t>(x.numel()) * size_of(x.dtype());
+  const Module& m = module("pin_memory");
+  std::shared_ptr<void> memory(m.allocate_pinned(bytes), m.release_pinned);
+  void* const data = memory.get();
+  auto storage = std::make_shared<Storage>(data, bytes, x.device(), std::move(memory));
+  Tensor y = make_view(std::move(storage), 0, x.shape(), contiguous_strides(x.shape()), x.dtype());
+  copy_values(x.raw(), y.raw_for_write());
+  return y;
+}
+
+}  // namespace tandem::cuda

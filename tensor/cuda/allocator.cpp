@@ -1,0 +1,173 @@
+#include <tandem/tensor/cuda/allocator.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include <tandem/tensor/cuda/kernels.h>
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+struct Pool {
+  std::once_flag once;
+  cudaMemPool_t pool = nullptr;
+  std::atomic<std::size_t> in_use{0}, peak{0};
+};
+
+Pool& pool(int device) {
+  static auto* const pools = new std::array<Pool, kMaxDevices>();
+  Pool& p = (*pools)[static_cast<std::size_t>(device)];
+  std::call_once(p.once, [&] {
+    check_status(cudaDeviceGetDefaultMemPool(&p.pool, device), "cuda");
+    // Freed memory stays in the pool, so that a step that repeats asks the system for nothing.
+    std::uint64_t keep = UINT64_MAX;
+    check_status(cudaMemPoolSetAttribute(p.pool, cudaMemPoolAttrReleaseThreshold, &keep), "cuda");
+  });
+  return p;
+}
+
+std::size_t reserved(Pool& p) {
+  std::uint64_t bytes = 0;
+  check_status(cudaMemPoolGetAttribute(p.pool, cudaMemPoolAttrReservedMemCurrent, &bytes), "cuda");
+  return bytes;
+}
+
+[[noreturn]] void out_of_memory(Device device, std::size_t bytes, Pool& p) {
+  std::size_t free = 0, total = 0;
+  (void)cudaMemGetInfo(&free, &total);
+  fail("allocate",
+       "out of memory on {}: {} bytes were asked for; tensors use {}, the pool holds {}, and {} of the device's {} are "
+       "free; use a smaller batch or model",
+       device, bytes, p.in_use.load(), reserved(p), free, total);
+}
+
+}  // namespace
+
+void* allocate(Device device, std::size_t bytes) {
+  const cudaStream_t stream = use(device);
+  Pool& p = pool(device.index());
+  void* data = nullptr;
+  const std::size_t size = std::max<std::size_t>(bytes, 1);
+  cudaError_t status = cudaMallocAsync(&data, size, stream);
+  if (status == cudaErrorMemoryAllocation) {  // once more, with what other streams have freed
+    (void)cudaGetLastError();
+    check_status(cudaDeviceSynchronize(), "allocate");
+    check_status(cudaMemPoolTrimTo(p.pool, 0), "allocate");
+    status = cudaMallocAsync(&data, size, stream);
+  }
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    out_of_memory(device, bytes, p);
+  }
+  check_status(status, "allocate");
+  const std::size_t now = p.in_use += bytes;
+  std::size_t peak = p.peak;
+  while (peak < now && !p.peak.compare_exchange_weak(peak, now)) {
+  }
+  return data;
+}
+
+// Called by destructors, also those of static tensors at the end of the program, when CUDA may be gone: no errors.
+void release(Device device, void* data, std::size_t bytes) {
+  if (forked()) return;
+  pool(device.index()).in_use -= bytes;
+  try {
+    (void)cudaFreeAsync(data, use(device));
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
+MemoryStats memory_stats(int device) {
+  use(device);
+  Pool& p = pool(device);
+  return {.in_use = p.in_use, .peak = p.peak, .reserved = reserved(p)};
+}
+
+void reset_peak_memory(int device) {
+  Pool& p = pool(device);
+  p.peak = p.in_use.load();
+}
+
+void empty_cache() {
+  std::string reason;
+  for (int device = device_count(reason); device-- > 0;) {
+    const cudaStream_t stream = use(device);
+    check_status(cudaStreamSynchronize(stream), "empty_cache");
+    check_status(cudaMemPoolTrimTo(pool(device).pool, 0), "empty_cache");
+  }
+}
+
+Scratch::Scratch(Device device, std::size_t bytes) : device_(device), bytes_(bytes), data_(allocate(device, bytes)) {}
+Scratch::~Scratch() { release(device_, data_, bytes_); }
+
+namespace {
+
+struct PinnedBlock {
+  std::size_t bytes = 0;
+  std::vector<Event> uses;
+  bool taken = true;
+};
+struct PinnedCache {
+  std::mutex mutex;
+  std::map<const char*, PinnedBlock> blocks;  // by address
+};
+PinnedCache& pinned() {
+  static auto* const cache = new PinnedCache();
+  return *cache;
+}
+
+}  // namespace
+
+void* allocate_pinned(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 64;
+  const std::size_t size = std::max<std::size_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  PinnedCache& cache = pinned();
+  std::lock_guard lock(cache.mutex);
+  for (auto& [address, block] : cache.blocks) {
+    if (block.taken || block.bytes != size) continue;
+    if (!std::all_of(block.uses.begin(), block.uses.end(), [](const Event& use) { return use.done(); })) continue;
+    block.uses.clear();
+    block.taken = true;
+    return const_cast<char*>(address);
+  }
+  use(0);
+  void* data = nullptr;
+  const cudaError_t status = cudaHostAlloc(&data, size, cudaHostAllocPortable);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    fail("pin_memory", "no {} bytes of page-locked memory can be had; pin less, or leave tensors in ordinary memory",
+         size);
+  }
+  check_status(status, "pin_memory");
+  cache.blocks[static_cast<const char*>(data)].bytes = size;
+  return data;
+}
+
+void release_pinned(void* data) {
+  PinnedCache& cache = pinned();
+  std::lock_guard lock(cache.mutex);
+  cache.blocks.find(static_cast<const char*>(data))->second.taken = false;
+}
+
+bool note_pinned_use(const void* data, cudaStream_t stream) {
+  PinnedCache& cache = pinned();
+  std::lock_guard lock(cache.mutex);
+  const char* const at = static_cast<const char*>(data);
+  auto block = cache.blocks.upper_bound(at);
+  if (block == cache.blocks.begin()) return false;
+  --block;
+  if (!block->second.taken || at >= block->first + block->second.bytes) return false;
+  auto& uses = block->second.uses;
+  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Event& use) { return use.done(); }), uses.end());
+  uses.emplace_back().record(stream);
+  return true;
+}
+
+}  // namespace tandem::cuda

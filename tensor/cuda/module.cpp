@@ -1,0 +1,56 @@
+// The entry of libtandem_cuda.so: the table of what it can do.
+#include <tandem/tensor/cuda/module.h>
+
+#include <tandem/tensor/cuda/allocator.h>
+#include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/runtime.h>
+
+namespace tandem::cuda {
+namespace {
+
+DeviceProperties properties_of(int device) {
+  use(device);
+  cudaDeviceProp p{};
+  check_status(cudaGetDeviceProperties(&p, device), "properties");
+  std::size_t free = 0, total = 0;
+  check_status(cudaMemGetInfo(&free, &total), "properties");
+  return {.name = p.name,
+          .major = p.major,
+          .minor = p.minor,
+          .multiprocessors = p.multiProcessorCount,
+          .total_memory = total,
+          .free_memory = free};
+}
+
+void synchronize_device(int device) {
+  use(device);
+  check_status(cudaDeviceSynchronize(), "synchronize");
+}
+
+bool is_pinned_memory(const void* data) {
+  cudaPointerAttributes attributes{};
+  check_status(cudaPointerGetAttributes(&attributes, data), "is_pinned");
+  return attributes.type == cudaMemoryTypeHost;
+}
+
+const Module kTable = {
+    .backend = &kBackend,
+    .device_count = device_count,
+    .properties = properties_of,
+    .memory_stats = memory_stats,
+    .reset_peak_memory = reset_peak_memory,
+    .empty_cache = empty_cache,
+    .synchronize = synchronize_device,
+    .allocate_pinned = allocate_pinned,
+    .release_pinned = release_pinned,
+    .is_pinned = is_pinned_memory,
+};
+
+}  // namespace
+}  // namespace tandem::cuda
+
+extern "C" __attribute__((visibility("default"))) const tandem::cuda::Module* tandem_cuda_module_1(
+    const tandem::Backend& cpu) {
+  tandem::cuda::g_cpu = &cpu;
+  return &tandem::cuda::kTable;
+}

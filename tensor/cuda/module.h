@@ -1,0 +1,40 @@
+// What libtandem and its module libtandem_cuda.so have in common: the table that the module fills.
+#pragma once
+#include <string>
+
+#include <tandem/tensor/backend.h>
+#include <tandem/tensor/cuda.h>
+
+namespace tandem::cuda {
+
+inline constexpr const char* kModule = "libtandem_cuda.so";
+/// Names another file to take for the module.
+inline constexpr const char* kModuleVariable = "TANDEM_CUDA_MODULE";
+/// The name of the module's function, which changes when this table, Backend or what they hold change.
+inline constexpr const char* kEntry = "tandem_cuda_module_1";
+
+/// What the module can do. Devices are given by their number.
+struct Module {
+  const Backend* backend;
+  /// Number of usable devices; 0 with the reason.
+  int (*device_count)(std::string& reason);
+  DeviceProperties (*properties)(int device);
+  MemoryStats (*memory_stats)(int device);
+  void (*reset_peak_memory)(int device);
+  void (*empty_cache)();
+  /// Waits for all work given to the device.
+  void (*synchronize)(int device);
+  /// Page-locked host memory, from a cache.
+  void* (*allocate_pinned)(std::size_t bytes);
+  void (*release_pinned)(void* data);
+  bool (*is_pinned)(const void* data);
+};
+/// The module's function: `cpu` is the library's own table, for work on the host.
+using Entry = const Module*(const Backend& cpu);
+
+/// The module, or null with the reason why it cannot be opened.
+const Module* find_module(std::string& reason);
+/// The module; Error that says why there is none.
+const Module& module(std::string_view op);
+
+}  // namespace tandem::cuda

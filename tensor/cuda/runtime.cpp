@@ -1,0 +1,123 @@
+#include <tandem/tensor/cuda/runtime.h>
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+std::atomic<bool> g_forked{false};
+
+struct MainStream {
+  std::once_flag once;
+  cudaStream_t stream = nullptr;
+};
+// Streams live as long as the process: tensors of static lifetime are freed on them.
+MainStream& main_stream(int device) {
+  static auto* const streams = new std::array<MainStream, kMaxDevices>();
+  return (*streams)[static_cast<std::size_t>(device)];
+}
+
+thread_local int t_scope_device = -1;
+thread_local cudaStream_t t_scope_stream = nullptr;
+
+void watch_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
+  (void)registered;
+}
+
+}  // namespace
+
+void check_status(cudaError_t status, std::string_view op) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // clears what is not for good
+  fail(op, "CUDA failed: {} ({}); an error of a kernel may come from an earlier operation", cudaGetErrorString(status),
+       cudaGetErrorName(status));
+}
+
+bool forked() { return g_forked; }
+
+int device_count(std::string& reason) {
+  if (forked()) {
+    reason = "this process was forked after CUDA was used, which CUDA does not allow; start it by exec (spawn does)";
+    return 0;
+  }
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) {
+    watch_forks();
+    return count < kMaxDevices ? count : kMaxDevices;
+  }
+  (void)cudaGetLastError();
+  int driver = 0, runtime = 0;
+  (void)cudaDriverGetVersion(&driver);
+  (void)cudaRuntimeGetVersion(&runtime);
+  const auto text = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
+  if (status == cudaErrorInsufficientDriver && driver == 0)
+    reason = "no NVIDIA driver is installed";
+  else if (status == cudaErrorInsufficientDriver)
+    reason =
+        fmt::format("the NVIDIA driver is too old: it serves CUDA {}, and Tandem was built with CUDA {}; update it",
+                    text(driver), text(runtime));
+  else if (status == cudaErrorNoDevice || status == cudaSuccess)
+    reason = std::getenv("CUDA_VISIBLE_DEVICES") == nullptr
+                 ? "the NVIDIA driver finds no device"
+                 : fmt::format("the NVIDIA driver finds no device (CUDA_VISIBLE_DEVICES is '{}')",
+                               std::getenv("CUDA_VISIBLE_DEVICES"));
+  else
+    reason = fmt::format("CUDA failed: {} ({})", cudaGetErrorString(status), cudaGetErrorName(status));
+  return 0;
+}
+
+cudaStream_t use(Device device) {
+  check(!forked(), "cuda", "{} cannot be used in a process that was forked after CUDA was used; start it by exec",
+        device);
+  check_status(cudaSetDevice(device.index()), "cuda");
+  if (t_scope_device == device.index()) return t_scope_stream;
+  MainStream& main = main_stream(device.index());
+  std::call_once(main.once, [&] {
+    int lowest = 0, highest = 0;
+    check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
+    check_status(cudaStreamCreateWithPriority(&main.stream, cudaStreamNonBlocking, lowest), "cuda");
+  });
+  return main.stream;
+}
+
+StreamScope::StreamScope(int device, cudaStream_t stream)
+    : previous_device_(t_scope_device), previous_(t_scope_stream) {
+  t_scope_device = device;
+  t_scope_stream = stream;
+}
+StreamScope::~StreamScope() {
+  t_scope_device = previous_device_;
+  t_scope_stream = previous_;
+}
+
+Event::~Event() {
+  if (event_ != nullptr && !forked()) (void)cudaEventDestroy(event_);
+}
+void Event::record(cudaStream_t stream) {
+  if (event_ == nullptr) check_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cuda");
+  check_status(cudaEventRecord(event_, stream), "cuda");
+}
+void Event::wait(cudaStream_t stream) const {
+  if (event_ != nullptr) check_status(cudaStreamWaitEvent(stream, event_, 0), "cuda");
+}
+bool Event::done() const {
+  if (event_ == nullptr) return true;
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  check_status(status, "cuda");
+  return true;
+}
+
+}  // namespace tandem::cuda
