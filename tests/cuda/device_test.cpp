@@ -1,0 +1,80 @@
+// Devices, memory and copies of the CUDA backend.
+#include <tandem/tests/support/test.h>
+
+#include <tandem/autograd/functions.h>
+#include <tandem/tensor/create.h>
+#include <tandem/tensor/cuda.h>
+
+namespace tandem {
+namespace {
+
+const Device kFirst{DeviceType::cuda, 0}, kSecond{DeviceType::cuda, 1};
+
+TEST_CASE("cuda: devices and their properties") {
+  CHECK(cuda::is_available());
+  CHECK(cuda::device_count() == 4);
+  CHECK(cuda::unavailable_reason().empty());
+  const cuda::DeviceProperties p = cuda::properties("cuda:1");
+  CHECK_FALSE(p.name.empty());
+  CHECK(p.total_memory >= p.free_memory);
+  CHECK_ERROR(zeros({2}, {.device = "cuda:9"}), "cuda:9 does not exist", "cuda:0 to cuda:3");
+}
+
+TEST_CASE("cuda: copies between host and devices, of any strides and types") {
+  const Tensor x = arange(24, {.dtype = float32}).view({2, 3, 4});
+  CHECK(x.to(kFirst).device() == kFirst);
+  CHECK(x.to(kFirst).to_vector<float>() == x.to_vector<float>());
+  const Tensor t = x.transpose(0, 2);
+  CHECK(t.to(kFirst).to_vector<float>() == t.to_vector<float>());
+  CHECK(x.to(kFirst).transpose(0, 2).to_vector<float>() == t.to_vector<float>());
+  CHECK(x.to(kFirst).to(int64).to_vector<int64_t>() == x.to_vector<int64_t>());
+  CHECK(x.to(kFirst).to(kSecond).to_vector<float>() == x.to_vector<float>());
+  CHECK(x.to(kFirst).transpose(0, 2).to(kSecond).to_vector<float>() == t.to_vector<float>());
+  Tensor target = zeros({4, 3, 2}, {.device = kSecond});
+  target.transpose(0, 2).copy_(x.to(kFirst));
+  CHECK(target.to_vector<float>() == t.contiguous().to_vector<float>());
+  Tensor host = zeros({4, 3, 2}, {.dtype = float64});
+  host.transpose(0, 2).copy_(x.to(kFirst));
+  CHECK(host.to_vector<float>() == t.contiguous().to_vector<float>());
+  CHECK(zeros({0, 3}, {.device = kFirst}).to("cpu").shape() == Shape{0, 3});
+}
+
+TEST_CASE("cuda: pinned memory") {
+  const Tensor x = arange(1000, {.dtype = float32});
+  CHECK_FALSE(cuda::is_pinned(x));
+  const Tensor pinned = cuda::pin_memory(x);
+  CHECK(cuda::is_pinned(pinned));
+  CHECK(pinned.to_vector<float>() == x.to_vector<float>());
+  CHECK(cuda::pin_memory(pinned).const_data<float>() == pinned.const_data<float>());
+  for (int i = 0; i < 20; ++i) {
+    Tensor source = cuda::pin_memory(x + static_cast<float>(i));
+    const Tensor y = source.to(kFirst, true);
+    source = {};  // its block is not given out again while the copy may read it
+    const Tensor other = cuda::pin_memory(x * 0);
+    CHECK(y.to_vector<float>() == (x + static_cast<float>(i)).to_vector<float>());
+  }
+}
+
+TEST_CASE("cuda: pointwise operations") {
+  const Tensor x = randn({5, 7}), y = randn({7});
+  const Tensor on_device = (x.to(kFirst) * 2 + y.to(kFirst)) / exp(y.to(kFirst));
+  CHECK_CLOSE(on_device.to("cpu"), (x * 2 + y) / exp(y), 1e-6);
+}
+
+TEST_CASE("cuda: memory statistics and running out") {
+  const MemoryStats before = memory_stats(kSecond);
+  {
+    const Tensor x = zeros({1000, 1000}, {.device = kSecond});
+    CHECK(memory_stats(kSecond).in_use == before.in_use + 4'000'000);
+    CHECK(memory_stats(kSecond).reserved >= 4'000'000);
+  }
+  CHECK(memory_stats(kSecond).in_use == before.in_use);
+  CHECK(memory_stats(kSecond).peak >= before.in_use + 4'000'000);
+  CHECK_ERROR(empty({int64_t{1} << 40}, {.device = kSecond}),
+              "out of memory on cuda:1: 4398046511104 bytes were asked for", "smaller batch");
+  CHECK(zeros({3}, {.device = kSecond}).to_vector<float>() == std::vector<float>(3));  // and goes on working
+  empty_cache();
+}
+
+}  // namespace
+}  // namespace tandem
