@@ -33,7 +33,7 @@ struct DataParallel::State {
   std::vector<Device> devices;
   int64_t check_every;
   std::atomic<int64_t> steps = 0;  // recorded forwards so far
-  std::shared_ptr<PhaseLog> log = std::make_shared<PhaseLog>();
+  std::shared_ptr<PhaseLog> log = std::make_shared<PhaseLog>(placement.devices.front());
   std::mutex mutex;
   std::shared_ptr<Replicas> bound;  // made anew when the module's memory is another
 

@@ -2,12 +2,15 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include <tandem/tensor/device.h>
 #include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 
-/// Seconds of the last step's phases, as the calling thread sees them; 0 for one that was not there.
+/// Seconds of the last step's phases; 0 for one that was not there. As the calling thread sees them on CPU devices; on
+/// CUDA devices as the first one does, between events on its stream.
 struct Phases {
   double scatter = 0;    // cutting the inputs and targets
   double replicate = 0;  // bringing the replicas up to date
@@ -20,15 +23,24 @@ struct Phases {
   std::int64_t bytes_through_device_0 = 0;
 };
 
+/// A point in time on a device: on the CPU a clock's, on a CUDA device an event on its stream.
+struct PhaseTime {
+  double seconds = 0;
+  std::shared_ptr<void> event = nullptr;
+};
+
 /// Phases that several threads may write and read.
 class PhaseLog {
  public:
-  PhaseLog();
+  explicit PhaseLog(Device device = {});
   ~PhaseLog();
   /// Forgets the last step.
   void restart();
-  void add(double Phases::*phase, double seconds);
+  /// Never throws, since timers end while exceptions pass: a device that has failed has no times.
+  PhaseTime now() const noexcept;
+  void add(double Phases::*phase, PhaseTime start, PhaseTime end);
   void add_bytes(std::int64_t bytes);
+  /// Waits for a CUDA device to reach the last phase's end.
   Phases read() const;
 
  private:
@@ -46,8 +58,8 @@ const char* name_of(double Phases::*phase);
 class PhaseTimer {
  public:
   PhaseTimer(PhaseLog& log, double Phases::*phase)
-      : span_(trace::is_on() ? name_of(phase) : nullptr), log_(log), phase_(phase), start_(steady_seconds()) {}
-  ~PhaseTimer() { log_.add(phase_, steady_seconds() - start_); }
+      : span_(trace::is_on() ? name_of(phase) : nullptr), log_(log), phase_(phase), start_(log.now()) {}
+  ~PhaseTimer() { log_.add(phase_, std::move(start_), log_.now()); }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
@@ -55,7 +67,7 @@ class PhaseTimer {
   trace::Span span_;
   PhaseLog& log_;
   double Phases::*phase_;
-  double start_;
+  PhaseTime start_;
 };
 
 }  // namespace tandem::parallel

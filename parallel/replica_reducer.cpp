@@ -4,6 +4,7 @@
 
 #include <tandem/autograd/engine.h>
 #include <tandem/parallel/comm/combine.h>
+#include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/threads.h>
 #include <tandem/tensor/trace.h>
@@ -62,6 +63,7 @@ ReplicaReducer::ReplicaReducer(std::vector<Leaves> parameters, std::span<const D
         cuts_[p].push_back(std::clamp<int64_t>(round_up(total * j / k, line) - offsets[p], 0, master.numel()));
       cuts_[p].push_back(master.numel());
     }
+    buckets_.push_back(std::move(buckets));
   }
 }
 
@@ -101,6 +103,13 @@ void ReplicaReducer::add_up(const std::vector<Sum>& sums) const {
     return sum.parts.size() > 1 || sum.parts.front().identity() != sum.total.identity();
   });
   if (!any) return;
+  if (share_memory(devices_.front(), devices_.back()))
+    add_slices(sums);
+  else
+    add_pairs(sums);
+}
+
+void ReplicaReducer::add_slices(const std::vector<Sum>& sums) const {
   run_on_devices(devices_, [&](int device) {
     const auto at = static_cast<std::size_t>(device);
     const trace::DeviceSpan span("reduce", devices_[at]);
@@ -123,6 +132,41 @@ void ReplicaReducer::add_up(const std::vector<Sum>& sums) const {
       combine(dtype, ReduceOp::sum, from, to, count);
     }
   });
+}
+
+namespace {
+
+// The sum of `parts` in the tree of combine, in place: in the memory of the first.
+void add_tree(std::span<Tensor> parts) {
+  if (parts.size() == 1) return;
+  const std::size_t left = (parts.size() + 1) / 2;
+  add_tree(parts.first(left));
+  add_tree(parts.subspan(left));
+  parts.front().add_(parts[left].to(parts.front().device()));
+}
+
+}  // namespace
+
+void ReplicaReducer::add_pairs(const std::vector<Sum>& sums) const {
+  const trace::DeviceSpan span("reduce", devices_.front());
+  // Whole buckets, where every gradient is in its place; else one parameter after the other.
+  const auto in_place = [&](const Sum& sum) {
+    if (sum.parts.size() != replica_devices_.size()) return false;
+    for (std::size_t i = 0; i < sum.parts.size(); ++i) {
+      const Tensor place = parameters_[sum.index].replicas[i]->destination();
+      if (!place.defined() || place.impl()->data() != sum.parts[i].impl()->data()) return false;
+    }
+    return true;
+  };
+  if (sums.size() == parameters_.size() && std::all_of(sums.begin(), sums.end(), in_place)) {
+    for (std::vector<Tensor> buckets : buckets_) add_tree(buckets);
+    return;
+  }
+  for (const Sum& sum : sums) {
+    std::vector<Tensor> parts = sum.parts;
+    add_tree(parts);
+    if (Tensor total = sum.total; total.identity() != parts.front().identity()) total.copy_(parts.front());
+  }
 }
 
 void ReplicaReducer::reduce() {

@@ -31,6 +31,8 @@ Replicas::Replicas(std::shared_ptr<nn::Module> module, std::vector<Device> devic
   }
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     check_exists("DataParallel", devices_[i]);
+    check(devices_[i].type() == devices_.front().type(), "DataParallel",
+          "the devices are of two kinds, {} and {}; give CPU devices or CUDA devices", devices_.front(), devices_[i]);
     const auto found = std::find(distinct_.begin(), distinct_.end(), devices_[i]);
     const auto at = static_cast<std::size_t>(found - distinct_.begin());
     if (found == distinct_.end()) {
@@ -91,6 +93,7 @@ void Replicas::make_reducer() {
     for (const Tensor& replica : entry.replicas) leaves.replicas.push_back(autograd::meta_of(replica)->leaf);
   }
   reducer_ = std::make_shared<ReplicaReducer>(std::move(parameters), devices_, distinct_, fixed_sums_);
+  if (!share_memory(distinct_.front(), distinct_.back())) return;  // the optimizer's step is the first device's
   for (std::size_t p = 0; p < reduced.size(); ++p) {
     auto set = std::make_shared<ReplicaSet>(*reduced[p]->set);
     set->devices = distinct_;
@@ -111,13 +114,14 @@ bool Replicas::current() const {
   });
 }
 
-// What replica 0 wrote reaches the others, and what they wrote themselves is gone.
-void Replicas::restore_buffer(Entry& entry) {
+// What was written to the module, or by replica 0, reaches the others; what they wrote themselves is gone.
+void Replicas::restore(Entry& entry) {
   const bool all = entry.versions.front() != entry.master.version();
   entry.versions.front() = entry.master.version();
   for (std::size_t i = 1; i < devices_.size(); ++i) {
     if (!all && entry.versions[i] == entry.replicas[i].version()) continue;
-    entry.replicas[i].copy_(on_device(entry.master.detach(), devices_[i]));
+    if (entry.replicas[i].impl()->storage == entry.storage) continue;  // a second replica on the first device
+    entry.replicas[i].copy_(entry.master.detach());
     entry.versions[i] = entry.replicas[i].version();
     log_->add_bytes(entry.master.numel() * static_cast<std::int64_t>(size_of(entry.master.dtype())));
   }
@@ -131,8 +135,9 @@ void Replicas::refresh() {
   const NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   bool unknown = false;
+  const bool shared = share_memory(distinct_.front(), distinct_.back());
   for (Entry& entry : entries_) {
-    if (!entry.is_parameter) restore_buffer(entry);
+    if (!entry.is_parameter || !shared) restore(entry);
     const bool wanted = entry.master.requires_grad();
     for (Tensor& replica : entry.replicas)
       if (replica.requires_grad() != wanted) replica.requires_grad_(wanted);
@@ -183,14 +188,14 @@ void Replicas::run(std::size_t count, FunctionRef<void(std::size_t)> body) const
 Tensor Replicas::listen(const Tensor& result) { return parallel::listen("data_parallel", result, shared_from_this()); }
 
 void Replicas::begin() {
-  backward_start_ = steady_seconds();
+  backward_start_ = log_->now();
   for (const Entry& entry : entries_)
     check(entry.conversions == entry.master.identity()->conversions, "DataParallel",
           "'{}' was moved or converted after the forward; run the forward again", entry.name);
 }
 
 void Replicas::end() {
-  log_->add(&Phases::backward, steady_seconds() - backward_start_);
+  log_->add(&Phases::backward, backward_start_, log_->now());
   const auto sums = reducer();
   if (!sums) return;  // one device alone
   const PhaseTimer timer(*log_, &Phases::reduce);

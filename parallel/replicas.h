@@ -1,7 +1,6 @@
 // Replicas: one module bound to several sets of data. The module object is called by one thread for each device; inside
 // replica i, a parameter or buffer stands for replica i's tensor (ReplicaScope).
 #pragma once
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,7 +13,8 @@
 namespace tandem::parallel {
 
 /// A module's parameters and buffers on several devices. Parameters share the module's memory where devices can, so
-/// that a change of them is seen by all. Buffers are copies, but those of replica 0 are the module's own.
+/// that a change of them is seen by all; else they are copied when the module's have changed. Buffers are copies, but
+/// those of replica 0 are the module's own.
 class Replicas final : public BackwardListener, public std::enable_shared_from_this<Replicas> {
  public:
   /// Replica i is on devices[i]; a device may have several, which run one after the other. Throws Error when a
@@ -54,11 +54,11 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
     std::shared_ptr<const ReplicaSet> set = {};
     std::shared_ptr<Storage> storage = {};     // the master's when it was bound
     std::uint32_t conversions = 0;             // the same
-    std::vector<std::uint32_t> versions = {};  // of a buffer's replicas when they were alike, the master's first
+    std::vector<std::uint32_t> versions = {};  // of the replicas when they were alike, the master's first
     bool reduced = false;                      // a parameter that the reducer knows
   };
   void bind(Entry& entry);
-  void restore_buffer(Entry& entry);
+  void restore(Entry& entry);
   void make_reducer();
   std::shared_ptr<ReplicaReducer> reducer();
 
@@ -71,7 +71,7 @@ class Replicas final : public BackwardListener, public std::enable_shared_from_t
   std::shared_ptr<PhaseLog> log_;
   FixedSums fixed_sums_;
   std::mutex mutex_;  // of the entries and the reducer, which refresh changes
-  std::atomic<double> backward_start_ = 0;
+  PhaseTime backward_start_;
 };
 
 }  // namespace tandem::parallel

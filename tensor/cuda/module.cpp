@@ -33,6 +33,26 @@ bool is_pinned_memory(const void* data) {
   return attributes.type == cudaMemoryTypeHost;
 }
 
+void* record_time(int device) {
+  const cudaStream_t stream = use(device);
+  cudaEvent_t event = nullptr;
+  check_status(cudaEventCreateWithFlags(&event, cudaEventDefault), "phases");
+  check_status(cudaEventRecord(event, stream), "phases");
+  return event;
+}
+
+double seconds_between(void* start, void* end) {
+  float milliseconds = 0;
+  check_status(cudaEventSynchronize(static_cast<cudaEvent_t>(end)), "phases");
+  check_status(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(end)),
+               "phases");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+void release_time(void* event) {
+  if (!forked()) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
 const Module kTable = {
     .backend = &kBackend,
     .device_count = device_count,
@@ -44,6 +64,9 @@ const Module kTable = {
     .allocate_pinned = allocate_pinned,
     .release_pinned = release_pinned,
     .is_pinned = is_pinned_memory,
+    .record_time = record_time,
+    .seconds_between = seconds_between,
+    .release_time = release_time,
 };
 
 }  // namespace

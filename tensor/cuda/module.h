@@ -28,6 +28,11 @@ struct Module {
   void* (*allocate_pinned)(std::size_t bytes);
   void (*release_pinned)(void* data);
   bool (*is_pinned)(const void* data);
+  /// An event on the calling thread's stream of the device, that tells the time at which its work has come so far.
+  void* (*record_time)(int device);
+  /// Seconds from one to another on the same device; waits for the later one.
+  double (*seconds_between)(void* start, void* end);
+  void (*release_time)(void* event);
 };
 /// The module's function: `cpu` is the library's own table, for work on the host.
 using Entry = const Module*(const Backend& cpu);

@@ -8,6 +8,7 @@
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/autograd/gradcheck.h>
+#include <tandem/tensor/cuda.h>
 
 namespace tandem::test {
 namespace {
@@ -202,6 +203,29 @@ TEST_CASE("op_cases: nothing is recorded without grad, and inputs stay as they w
     for (std::size_t i = 0; i < inputs.size(); ++i)
       CHECK(same({inputs[i].detach()}, {from_values(arrays[i].values, arrays[i].shape)}, 0));
   });
+}
+
+// Where there is a CUDA device, or the tests' double of one.
+TEST_CASE("op_cases: a CUDA device gives the CPU's values, on that device" * doctest::skip(!cuda::is_available())) {
+  for_each_example({Sizes::any, Sizes::ones, Sizes::with_empty}, kSeeds,
+                   [](const Example& example, const auto& arrays) {
+                     for (const DType dtype : {float32, float64}) {
+                       const double tolerance = dtype == float32 ? 2e-5 : 1e-10;
+                       const auto here = tensors(arrays, dtype), there = tensors(arrays, dtype, "cuda:0");
+                       const auto expected = output_and_gradients(example, here, here);
+                       const auto y = output_and_gradients(example, there, there);
+                       CHECK(same(y, expected, tolerance));
+                       for (const Tensor& t : y)
+                         if (t.defined()) CHECK(t.device() == Device("cuda:0"));
+                       std::vector<Tensor> reversed;
+                       for (const Tensor& x : there) {
+                         Shape order = x.shape();
+                         for (int i = 0; i < order.dim(); ++i) order[i] = order.dim() - 1 - i;
+                         reversed.push_back(x.permute(order).clone().permute(order));  // column-major
+                       }
+                       CHECK(same(output_and_gradients(example, reversed, there), expected, tolerance));
+                     }
+                   });
 }
 
 }  // namespace tandem::test

@@ -221,10 +221,11 @@ TEST_CASE("each device's thread steps its share of the parameters") {
     void set_settings(std::size_t, std::span<const double>) override {}
     std::string settings_problem(std::span<const double>) const override { return {}; }
     std::vector<std::string> buffer_names(std::span<const double>) const override { return {}; }
-    void update(std::size_t, const Update& update) override {
+    void update(std::size_t, std::span<const Update> updates) override {
       const std::lock_guard lock(mutex);
-      calls.push_back(
-          {std::this_thread::get_id(), update.parameter.data, update.gradient.data, update.parameter.numel()});
+      for (const Update& update : updates)
+        calls.push_back(
+            {std::this_thread::get_id(), update.parameter.data, update.gradient.data, update.parameter.numel()});
     }
     std::mutex mutex;
     std::vector<Call> calls;
