@@ -7,6 +7,7 @@
 
 #include <tandem/tensor/pointwise.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tensor/range_check.h>
 #include <tandem/tensor/scalar.h>
 #include <tandem/tensor/view.h>
 
@@ -81,8 +82,13 @@ struct Backend {
   void (*cross_entropy)(const CrossEntropyArgs& args, const View& losses, const View& weights);
   /// dx = g[row] * d(losses[row])/d(logits)
   void (*cross_entropy_grad)(const CrossEntropyArgs& args, const View& g, const View& dx);
+  /// scale {1} = 1 / sum of weights, or 0 where that is 0; mean {1} = sum of losses * scale.
+  void (*mean_of_rows)(const View& losses, const View& weights, const View& mean, const View& scale);
 
-  // Indexing; index is int64 and has been checked. `dim` is a dimension of x.
+  /// An Error about the first of the numbers (int64) that is not good. A device that runs behind the host may give it
+  /// later, when the host waits for it; what follows on such a device reads and writes nothing outside its tensors.
+  void (*check_range)(const RangeCheck& check, const View& numbers);
+  // Indexing; index is int64 and has been given to check_range. `dim` is a dimension of x.
   void (*index_select)(const View& x, int dim, const View& index, const View& y);
   void (*index_add)(const View& g, int dim, const View& index, const View& x);
   void (*gather)(const View& x, int dim, const View& index, const View& y);

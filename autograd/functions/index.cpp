@@ -13,12 +13,10 @@ using autograd::needs_grad;
 using autograd::record;
 using autograd::Saved;
 
-void check_index(const char* op, const Tensor& index, int64_t size) {
+void check_index(const char* op, RangeUser user, const Tensor& index, int64_t size) {
   check(index.dtype() == int64, op, "the index is {}; it must be int64", index.dtype());
-  for (const int64_t i : index.to_vector<int64_t>()) {
-    check(size > 0, op, "the dimension that index {} selects from is empty; give an empty index", i);
-    check(i >= 0 && i < size, op, "index {} is out of range 0 to {}", i, size - 1);
-  }
+  const Backend& table = backend(index.device());
+  kernel(op, table, table.check_range)({user, size}, index.raw());
 }
 
 }  // namespace
@@ -77,7 +75,7 @@ Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   check(x.dim() > 0 && index.dim() == 1, "index_select", "needs a vector of indices: the tensor is {}, the index is {}",
         x.shape(), index.shape());
   const int d = wrap_dim("index_select", dim, x.dim());
-  check_index("index_select", index, x.size(d));
+  check_index("index_select", RangeUser::index_select, index, x.size(d));
   Shape shape = x.shape();
   shape[d] = index.size(0);
   Tensor y = empty_beside(x, shape, x.dtype());
@@ -100,7 +98,7 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   for (int i = 0; i < x.dim(); ++i)
     check(i == d || index.shape()[i] <= x.shape()[i], "gather",
           "the index {} is larger than the tensor {} in dimension {}", index.shape(), x.shape(), i);
-  check_index("gather", index, x.dim() == 0 ? 1 : x.size(d));
+  check_index("gather", RangeUser::gather, index, x.dim() == 0 ? 1 : x.size(d));
   Tensor y = empty_beside(x, index.shape(), x.dtype());
   const Backend& table = backend(x.device());
   kernel("gather", table, table.gather)(x.raw(), d, index.raw(), y.raw_for_write());
@@ -116,7 +114,7 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
 Tensor one_hot(const Tensor& labels, int64_t classes) {
   const NoGradGuard no_grad;
   check(classes > 0, "one_hot", "the number of classes is {}; it must be positive", classes);
-  check_index("one_hot", labels, classes);
+  check_index("one_hot", RangeUser::one_hot, labels, classes);
   return (labels.unsqueeze(-1) == arange(classes, {.device = labels.device()})).to(int64);
 }
 

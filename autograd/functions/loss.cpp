@@ -97,26 +97,32 @@ RowLosses cross_entropy_rows(const Tensor& input, const Tensor& labels, const Cr
 
 RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const NLLOptions& options) {
   check_labels("nll_loss", log_probabilities, labels, options.weight);
-  const int64_t classes = log_probabilities.size(1);
-  const std::vector<int64_t> host = labels.to_vector<int64_t>();
-  for (std::size_t r = 0; r < host.size(); ++r)
-    check(host[r] == options.ignore_index || (host[r] >= 0 && host[r] < classes), "nll_loss",
-          "label {} at row {} is out of range: there are {} classes, so labels run from 0 to {}", host[r], r, classes,
-          classes - 1);
+  const Backend& table = backend(labels.device());
+  const RangeCheck range{RangeUser::nll_loss, log_probabilities.size(1), options.ignore_index};
+  kernel("nll_loss", table, table.check_range)(range, labels.raw());
   const Tensor kept = labels != options.ignore_index;
   const Tensor safe = where(kept, labels, zeros_like(labels));
   Tensor weights = kept.to(log_probabilities.dtype());
   if (options.weight.defined()) weights = weights * index_select(options.weight, 0, safe);
-  if (host.empty()) return {sum(log_probabilities, 1), weights};
+  if (labels.numel() == 0) return {sum(log_probabilities, 1), weights};
   const Tensor losses = -gather(log_probabilities, 1, safe.unsqueeze(1)).squeeze(1) * weights;
   return {where(kept, losses, zeros_like(losses)), weights};  // an infinity in an ignored row must not reach the sum
 }
 
 Tensor finish(const RowLosses& rows, Reduction reduction) {
   if (reduction == Reduction::none) return rows.losses;
-  Tensor total = sum(rows.losses);
-  if (reduction == Reduction::sum) return total;
-  return mean_of_parts(total, sum(rows.weights).item<double>());
+  if (reduction == Reduction::sum) return sum(rows.losses);
+  // In one piece, and without the host, which would have to wait for a GPU to know the normaliser.
+  const Tensor& losses = rows.losses;
+  Tensor mean = empty_beside(losses, {1}, losses.dtype()), scale = empty_beside(losses, {1}, losses.dtype());
+  const Backend& table = backend(losses.device());
+  kernel("mean_of_rows", table, table.mean_of_rows)(losses.raw(), rows.weights.raw(), mean.raw_for_write(),
+                                                    scale.raw_for_write());
+  Tensor y = mean.view({});
+  if (needs_grad(losses))
+    record("mean_of_rows", {&losses}, y,
+           [count = losses.size(0), scale](Gradients& g) { g.set(0, (g[0].view({1}) * scale).expand({count})); });
+  return y;
 }
 
 }  // namespace

@@ -36,6 +36,19 @@ void for_each_indexed(const View& small, int dim, const View& index, const View&
 
 }  // namespace
 
+void check_range(const RangeCheck& check, const View& numbers) {
+  const std::int64_t count = numbers.numel();
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t rest = i, offset = 0;
+    for (int d = numbers.dims - 1; d >= 0; --d) {
+      offset += rest % numbers.shape[d] * numbers.strides[d];
+      rest /= numbers.shape[d];
+    }
+    const std::int64_t number = numbers.ptr<const std::int64_t>()[offset];
+    if (!check.good(number)) fail_range(check, number, i);
+  }
+}
+
 void index_select(const View& x, int dim, const View& index, const View& y) {
   for (std::int64_t i = 0; i < index.shape[0]; ++i)
     copy(at(x, dim, index.ptr<const std::int64_t>()[i * index.strides[0]]), at(y, dim, i));

@@ -28,7 +28,9 @@ void softmax(bool log, const View& x, const View& y);
 void softmax_grad(bool log, const View& g, const View& y, const View& dx);
 void cross_entropy(const CrossEntropyArgs& args, const View& losses, const View& weights);
 void cross_entropy_grad(const CrossEntropyArgs& args, const View& g, const View& dx);
+void mean_of_rows(const View& losses, const View& weights, const View& mean, const View& scale);
 // index.cpp
+void check_range(const RangeCheck& check, const View& numbers);
 void index_select(const View& x, int dim, const View& index, const View& y);
 void index_add(const View& g, int dim, const View& index, const View& x);
 void gather(const View& x, int dim, const View& index, const View& y);

@@ -1,49 +1,17 @@
 // Reductions. Every sum is cut into blocks of a fixed size and added in one order, so that the number of threads never
 // changes a bit; blocks are summed in lanes of the element type, blocks together in double (int64 for integers).
-#include <cmath>
-#include <limits>
 #include <vector>
 
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
 #include <tandem/tensor/dispatch.h>
+#include <tandem/tensor/reduction.h>
 
 namespace tandem::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;
 constexpr int kLanes = 16;
-
-// How one kind combines values: `Acc` holds running totals, `Lane` the values inside a block.
-template <class T, ReduceKind Kind>
-struct Reducer {
-  static constexpr bool kIsSum = Kind == ReduceKind::sum || Kind == ReduceKind::sum_squares;
-  using Lane = std::conditional_t<!kIsSum || std::is_floating_point_v<T>, T, std::int64_t>;
-  using Acc = std::conditional_t<!kIsSum, T, std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>>;
-  static constexpr Acc identity() {
-    if constexpr (kIsSum)
-      return Acc(0);
-    else if constexpr (std::numeric_limits<T>::has_infinity)
-      return Kind == ReduceKind::max ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
-    else
-      return Kind == ReduceKind::max ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
-  }
-  template <class V>
-  static V combine(V a, V b) {
-    if constexpr (kIsSum)
-      return V(a + b);
-    else if constexpr (Kind == ReduceKind::max)
-      return a > b || a != a ? a : b;
-    else
-      return a < b || a != a ? a : b;
-  }
-  static Lane load(T x) {
-    if constexpr (Kind == ReduceKind::sum_squares)
-      return Lane(x) * Lane(x);
-    else
-      return Lane(x);
-  }
-};
 
 template <class R, class T>
 TANDEM_CLONES typename R::Acc reduce_block(std::int64_t n, const T* x) {
@@ -76,47 +44,12 @@ TANDEM_CLONES void add_row(std::int64_t n, const T* x, typename R::Acc* acc) {
   for (std::int64_t j = 0; j < n; ++j) acc[j] = R::combine(acc[j], static_cast<typename R::Acc>(R::load(x[j])));
 }
 
-// Some dimensions of x, each with the strides of x and of the result.
-struct Part {
-  int dims = 0;
-  std::int64_t shape[kMaxDims], x[kMaxDims], to[kMaxDims];
-  std::int64_t count = 1;
-
-  void add(std::int64_t size, std::int64_t x_stride, std::int64_t to_stride) {
-    count *= size;
-    if (size == 1) return;
-    if (dims > 0 && x[dims - 1] == x_stride * size && to[dims - 1] == to_stride * size) {  // merges with the previous
-      shape[dims - 1] *= size;
-      x[dims - 1] = x_stride;
-      to[dims - 1] = to_stride;
-      return;
-    }
-    shape[dims] = size;
-    x[dims] = x_stride;
-    to[dims++] = to_stride;
-  }
-  // Offsets of the i-th index in row-major order, over the first `n` dimensions.
-  void at(std::int64_t i, int n, std::int64_t& x_offset, std::int64_t& to_offset) const {
-    for (int d = n - 1; d >= 0; --d) {
-      const std::int64_t k = i % shape[d];
-      i /= shape[d];
-      x_offset += k * x[d];
-      to_offset += k * to[d];
-    }
-  }
-};
-
 template <class T, ReduceKind Kind>
 void reduce_typed(const View& x, const View& to) {
   using R = Reducer<T, Kind>;
   using Acc = typename R::Acc;
-  Part kept, reduced;
-  for (int i = 0; i < x.dims; ++i) {
-    if (to.shape[i] == 1 && x.shape[i] != 1)
-      reduced.add(x.shape[i], x.strides[i], 0);
-    else
-      kept.add(x.shape[i], x.strides[i], to.strides[i]);
-  }
+  const ReduceParts parts(x, to);
+  const ReducePart &kept = parts.kept, &reduced = parts.reduced;
   if (kept.count == 0) return;
   const T* source = x.ptr<T>();
   T* target = to.ptr<T>();

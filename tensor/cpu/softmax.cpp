@@ -68,13 +68,8 @@ void softmax_grad(bool log, const View& g, const View& y, const View& dx) {
 }
 
 void cross_entropy(const CrossEntropyArgs& args, const View& losses, const View& weights) {
-  const std::int64_t classes = args.logits.shape[1];
   const auto* labels = args.labels.ptr<const std::int64_t>();
-  for (std::int64_t r = 0; r < args.labels.shape[0]; ++r)
-    check(labels[r] == args.ignore_index || (labels[r] >= 0 && labels[r] < classes), "cross_entropy",
-          "label {} at row {} is out of range: the logits have {} classes, so labels run from 0 to {} (or are "
-          "ignore_index, {})",
-          labels[r], r, classes, classes - 1, args.ignore_index);
+  check_range({RangeUser::cross_entropy, args.logits.shape[1], args.ignore_index}, args.labels);
   dispatch_real("cross_entropy", args.logits.dtype, [&]<class T>() {
     const T* class_weights = args.class_weights.ptr<const T>();
     const T smoothing = static_cast<T>(args.label_smoothing);
@@ -124,6 +119,16 @@ void cross_entropy_grad(const CrossEntropyArgs& args, const View& g, const View&
       if (smoothing != T(0))
         for (std::int64_t j = 0; j < k; ++j) d[j] -= gr * each * (class_weights ? class_weights[j] : T(1));
     });
+  });
+}
+
+void mean_of_rows(const View& losses, const View& weights, const View& mean, const View& scale) {
+  reduce(ReduceKind::sum, losses, mean);
+  reduce(ReduceKind::sum, weights, scale);
+  dispatch_real("mean_of_rows", mean.dtype, [&]<class T>() {
+    T &total = *mean.ptr<T>(), &factor = *scale.ptr<T>();
+    factor = factor == T(0) ? T(0) : static_cast<T>(1.0 / static_cast<double>(factor));
+    total *= factor;
   });
 }
 

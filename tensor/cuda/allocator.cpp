@@ -12,8 +12,6 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 struct Pool {
   std::once_flag once;
   cudaMemPool_t pool = nullptr;

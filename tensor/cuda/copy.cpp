@@ -2,6 +2,7 @@
 // by way of a dense copy on the side that can make it.
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/kernels.h>
 
 namespace tandem::cuda {
@@ -72,6 +73,7 @@ void to_host(const View& from, const View& to) {
   }
   check_status(cudaMemcpyAsync(to.data, from.data, bytes_of(from), cudaMemcpyDeviceToHost, stream), "copy");
   check_status(cudaStreamSynchronize(stream), "copy");
+  throw_device_error(from.device);
 }
 
 void between_devices(const View& from, const View& to) {

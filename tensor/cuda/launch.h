@@ -38,6 +38,8 @@ struct Min {
   }
 };
 
+inline constexpr int kStrip = 32;  // columns that a team combines side by side
+
 #if defined(__CUDACC__)
 
 inline constexpr int kTeam = 128;  // threads of a team
@@ -63,6 +65,27 @@ struct Team {
     for (int warp = 1; warp < kTeam / 32; ++warp) total = combine(total, shared[warp]);
     __syncthreads();
     return total;
+  }
+  /// store(j, combine(initial, value(0, j), ..., value(n - 1, j))) for each j in [0, columns), at most kStrip, in one
+  /// fixed order; threads side by side have columns side by side.
+  template <class T, class Combine, class Value, class Store>
+  __device__ void reduce_columns(std::int64_t n, int columns, T initial, Combine combine, Value value,
+                                 Store store) const {
+    constexpr int kParts = kTeam / kStrip;
+    __shared__ T shared[kParts][kStrip];
+    const int column = threadIdx.x % kStrip, part = threadIdx.x / kStrip;
+    T mine = initial;
+    if (column < columns) {
+#pragma unroll 8
+      for (std::int64_t i = part; i < n; i += kParts) mine = combine(mine, value(i, column));
+    }
+    shared[part][column] = mine;
+    __syncthreads();
+    if (part == 0 && column < columns) {
+      for (int p = 1; p < kParts; ++p) mine = combine(mine, shared[p][column]);
+      store(column, mine);
+    }
+    __syncthreads();
   }
   /// body() on one thread.
   template <class Body>
@@ -113,6 +136,14 @@ struct Team {
   T reduce(std::int64_t n, T initial, Combine combine, Value value) const {
     for (std::int64_t i = 0; i < n; ++i) initial = combine(initial, value(i));
     return initial;
+  }
+  template <class T, class Combine, class Value, class Store>
+  void reduce_columns(std::int64_t n, int columns, T initial, Combine combine, Value value, Store store) const {
+    for (int j = 0; j < columns; ++j) {
+      T total = initial;
+      for (std::int64_t i = 0; i < n; ++i) total = combine(total, value(i, j));
+      store(j, total);
+    }
   }
   template <class Body>
   void once(Body body) const {

@@ -3,6 +3,7 @@
 
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/runtime.h>
 
 namespace tandem::cuda {
@@ -25,6 +26,7 @@ DeviceProperties properties_of(int device) {
 void synchronize_device(int device) {
   use(device);
   check_status(cudaDeviceSynchronize(), "synchronize");
+  throw_device_error(Device(DeviceType::cuda, device));
 }
 
 bool is_pinned_memory(const void* data) {

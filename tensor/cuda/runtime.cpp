@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <mutex>
 
+#include <tandem/tensor/cuda/device_error.h>
+
 namespace tandem::cuda {
 namespace {
-
-constexpr int kMaxDevices = 64;
 
 std::atomic<bool> g_forked{false};
 
@@ -85,6 +85,7 @@ cudaStream_t use(Device device) {
     int lowest = 0, highest = 0;
     check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
     check_status(cudaStreamCreateWithPriority(&main.stream, cudaStreamNonBlocking, lowest), "cuda");
+    (void)device_error(device);
   });
   return main.stream;
 }

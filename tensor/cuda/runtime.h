@@ -10,6 +10,8 @@
 
 namespace tandem::cuda {
 
+inline constexpr int kMaxDevices = 64;
+
 /// Throws Error with CUDA's name and words for `status` unless it is success.
 void check_status(cudaError_t status, std::string_view op);
 

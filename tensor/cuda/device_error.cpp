@@ -1,0 +1,41 @@
+#include <tandem/tensor/cuda/device_error.h>
+
+#include <array>
+#include <mutex>
+#include <new>
+
+namespace tandem::cuda {
+namespace {
+
+struct Place {
+  std::once_flag once;
+  DeviceError* error = nullptr;
+};
+
+}  // namespace
+
+DeviceError* device_error(Device device) {
+  static auto* const places = new std::array<Place, kMaxDevices>();
+  Place& place = (*places)[static_cast<std::size_t>(device.index())];
+  std::call_once(place.once, [&] {
+    void* memory = nullptr;
+    check_status(cudaHostAlloc(&memory, sizeof(DeviceError), cudaHostAllocPortable | cudaHostAllocMapped), "cuda");
+    place.error = new (memory) DeviceError();
+  });
+  return place.error;
+}
+
+void throw_device_error(Device device) {
+  DeviceError& error = *device_error(device);
+  const std::atomic_ref state(error.state);
+  // Of several threads that wait, one throws. A new error is kept when this one has been read.
+  int written = DeviceError::kWritten;
+  if (state.load(std::memory_order_relaxed) != written) return;
+  if (!state.compare_exchange_strong(written, DeviceError::kTaken, std::memory_order_acquire)) return;
+  const RangeCheck check = error.check;
+  const std::int64_t number = error.number, position = error.position;
+  state.store(DeviceError::kNone, std::memory_order_release);
+  fail_range(check, number, position);
+}
+
+}  // namespace tandem::cuda
