@@ -3,8 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstring>
-#include <mutex>
+#include <cstdlib>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -189,13 +189,9 @@ TEST_CASE("ranks that disagree get errors") {
 }
 
 TEST_CASE("a rank that waits for another goes on when it aborts") {
-  std::mutex mutex;  // held until the first rank has given up
-  mutex.lock();
+  std::promise<void> given_up;
   run_ranks(2, [&](Rank& rank) {
-    if (rank.rank == 1) {
-      std::lock_guard wait(mutex);
-      return;
-    }
+    if (rank.rank == 1) return given_up.get_future().wait();
     float* memory = on_device<float>({1}, rank.stream);
     CHECK(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, rank.comm, rank.stream) == ncclSuccess);
     usleep(50000);
@@ -205,7 +201,7 @@ TEST_CASE("a rank that waits for another goes on when it aborts") {
     rank.comm = nullptr;
     CHECK(cudaStreamSynchronize(rank.stream) == cudaSuccess);
     need(cudaFreeAsync(memory, rank.stream));
-    mutex.unlock();
+    given_up.set_value();
   });
 }
 
