@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/pointwise.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/range_check.h>
@@ -41,6 +43,13 @@ struct AdamArgs {
   bool decoupled = false;  // AdamW: the decay multiplies the parameter
   std::int64_t step = 1;
 };
+
+/// For a step that is captured in a graph: called before each replay, it gives the arguments anew, as of that step.
+template <class Args>
+using Replay = UniqueFunction<std::vector<Args>()>;
+/// Makes one of them; called only where a graph is being captured.
+template <class Args>
+using MakeReplay = FunctionRef<Replay<Args>()>;
 
 /// What a device type can do.
 struct Backend {
@@ -98,8 +107,8 @@ struct Backend {
   void (*random)(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 
   // One step of several parameters of one device and type; `lr` and the other numbers are each parameter's own.
-  void (*sgd_step)(std::span<const SGDArgs> args);
-  void (*adam_step)(std::span<const AdamArgs> args);
+  void (*sgd_step)(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+  void (*adam_step)(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 };
 
 /// The table of a device's type; Error where there is none.

@@ -26,6 +26,8 @@ std::filesystem::path path_beside_library() {
   return known ? std::filesystem::path(about.dli_fname).parent_path() / kModule : std::filesystem::path(kModule);
 }
 
+const Host kHost = {.cpu = &kCpuBackend, .repeat_draw = repeat_draw};
+
 Opened open_module() {
   const char* const named = std::getenv(kModuleVariable);
   std::string path = named != nullptr ? named : path_beside_library().string();
@@ -36,7 +38,7 @@ Opened open_module() {
   void* const entry = dlsym(library, kEntry);
   if (entry == nullptr)
     return {nullptr, fmt::format("'{}' is no module of this version of Tandem: it has no function {}", path, kEntry)};
-  return {reinterpret_cast<Entry*>(entry)(kCpuBackend), {}};
+  return {reinterpret_cast<Entry*>(entry)(kHost), {}};
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ void scatter_add(const View& g, int dim, const View& index, const View& x);
 // random.cpp
 void random(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 // optimizer.cpp
-void sgd_step(std::span<const SGDArgs> args);
-void adam_step(std::span<const AdamArgs> args);
+void sgd_step(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+void adam_step(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 
 }  // namespace tandem::cpu

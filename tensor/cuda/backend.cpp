@@ -28,13 +28,13 @@ const Backend kBackend = {
     .cross_entropy_grad = cross_entropy_grad,
     .mean_of_rows = mean_of_rows,
     .check_range = check_range,
-    .index_select = nullptr,
-    .index_add = nullptr,
-    .gather = nullptr,
-    .scatter_add = nullptr,
-    .random = nullptr,
-    .sgd_step = nullptr,
-    .adam_step = nullptr,
+    .index_select = index_select,
+    .index_add = index_add,
+    .gather = gather,
+    .scatter_add = scatter_add,
+    .random = random,
+    .sgd_step = sgd_step,
+    .adam_step = adam_step,
 };
 
 }  // namespace tandem::cuda

@@ -49,7 +49,7 @@ void scatter_add(const View& g, int dim, const View& index, const View& x);
 // random.cu
 void random(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 // optimizer.cu
-void sgd_step(std::span<const SGDArgs> args);
-void adam_step(std::span<const AdamArgs> args);
+void sgd_step(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+void adam_step(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 
 }  // namespace tandem::cuda

@@ -75,7 +75,7 @@ const Module kTable = {
 }  // namespace tandem::cuda
 
 extern "C" __attribute__((visibility("default"))) const tandem::cuda::Module* tandem_cuda_module_1(
-    const tandem::Backend& cpu) {
-  tandem::cuda::g_cpu = &cpu;
+    const tandem::cuda::Host& host) {
+  tandem::cuda::g_host = &host;
   return &tandem::cuda::kTable;
 }

@@ -34,8 +34,13 @@ struct Module {
   double (*seconds_between)(void* start, void* end);
   void (*release_time)(void* event);
 };
-/// The module's function: `cpu` is the library's own table, for work on the host.
-using Entry = const Module*(const Backend& cpu);
+/// What the module calls of the library.
+struct Host {
+  const Backend* cpu;
+  UniqueFunction<PhiloxKey()> (*repeat_draw)(const PhiloxKey& drawn, std::uint64_t blocks);
+};
+/// The module's function.
+using Entry = const Module*(const Host& host);
 
 /// The module, or null with the reason why it cannot be opened.
 const Module* find_module(std::string& reason);
