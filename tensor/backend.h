@@ -83,6 +83,8 @@ struct Backend {
   void (*linear)(const View& x, const View& w, const View& bias, bool relu, const View& y);
   /// dz = y <= 0 ? 0 : g (only when y.data is given; else dz is not written) and db = sum of rows of dz or g.
   void (*bias_relu_grad)(const View& g, const View& y, const View& dz, const View& db);
+  /// dw = g^T x and db = sum of rows of g; g row-major, x as in `linear`.
+  void (*linear_weight_grad)(const View& g, const View& x, const View& dw, const View& db);
 
   // Rows {n, k}, contiguous.
   void (*softmax)(bool log, const View& x, const View& y);

@@ -95,6 +95,14 @@ bool is_pinned(const Tensor& x) {
   return x.device().is_cpu() && x.numel() > 0 && is_available() && module("is_pinned").is_pinned(x.raw().data);
 }
 
+void set_allow_tf32(bool allow) { module("set_allow_tf32").set_allow_tf32(allow); }
+
+bool allow_tf32() {
+  std::string reason;
+  const Module* const found = find_module(reason);
+  return found != nullptr && found->allow_tf32();
+}
+
 Tensor pin_memory(const Tensor& x) {
   check(x.device().is_cpu(), "pin_memory", "the tensor is on {}; only tensors on the CPU can be page-locked",
         x.device());

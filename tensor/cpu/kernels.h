@@ -23,6 +23,7 @@ void arg_reduce(bool largest, int dim, const View& x, const View& values, const 
 void matmul(const View& a, const View& b, const View& c);
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y);
 void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db);
+void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db);
 // softmax.cpp
 void softmax(bool log, const View& x, const View& y);
 void softmax_grad(bool log, const View& g, const View& y, const View& dx);

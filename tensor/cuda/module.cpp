@@ -3,6 +3,7 @@
 
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/cublas_lt.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/runtime.h>
 
@@ -69,6 +70,8 @@ const Module kTable = {
     .record_time = record_time,
     .seconds_between = seconds_between,
     .release_time = release_time,
+    .set_allow_tf32 = set_allow_tf32,
+    .allow_tf32 = allow_tf32,
 };
 
 }  // namespace

@@ -33,6 +33,9 @@ struct Module {
   /// Seconds from one to another on the same device; waits for the later one.
   double (*seconds_between)(void* start, void* end);
   void (*release_time)(void* event);
+  /// Whether products of float32 may use TF32.
+  void (*set_allow_tf32)(bool allow);
+  bool (*allow_tf32)();
 };
 /// What the module calls of the library.
 struct Host {
