@@ -18,7 +18,6 @@ namespace tandem::cuda {
 namespace {
 
 constexpr const char* kOp = "matmul";
-constexpr int kMaxDevices = 64;
 
 std::atomic<bool> g_allow_tf32{false};
 
