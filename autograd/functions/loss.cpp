@@ -109,10 +109,8 @@ RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const 
   return {where(kept, losses, zeros_like(losses)), weights};  // an infinity in an ignored row must not reach the sum
 }
 
-Tensor finish(const RowLosses& rows, Reduction reduction) {
-  if (reduction == Reduction::none) return rows.losses;
-  if (reduction == Reduction::sum) return sum(rows.losses);
-  // In one piece, and without the host, which would have to wait for a GPU to know the normaliser.
+// The mean in one piece, and without the host, which would have to wait for a GPU to know the normaliser.
+Tensor mean_of_rows(const RowLosses& rows) {
   const Tensor& losses = rows.losses;
   Tensor mean = empty_beside(losses, {1}, losses.dtype()), scale = empty_beside(losses, {1}, losses.dtype());
   const Backend& table = backend(losses.device());
@@ -125,9 +123,19 @@ Tensor finish(const RowLosses& rows, Reduction reduction) {
   return y;
 }
 
+Tensor finish(const RowLosses& rows, Reduction reduction) {
+  if (reduction == Reduction::none) return rows.losses;
+  return reduction == Reduction::sum ? sum(rows.losses) : mean_of_rows(rows);
+}
+
 }  // namespace
 
 Tensor mean_of_parts(const Tensor& sum, double normalizer) { return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer); }
+Tensor mean_of_parts(const Tensor& sum, const Tensor& normalizer) {
+  common_device("mean_of_parts", {&sum, &normalizer});
+  if (sum.device().is_cpu()) return mean_of_parts(sum, normalizer.item<double>());
+  return mean_of_rows({sum.reshape({1}), normalizer.detach().to(sum.dtype()).reshape({1})});
+}
 
 Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along(false, x, dim); }
 Tensor log_softmax(const Tensor& x, int64_t dim) { return softmax_along(true, x, dim); }
