@@ -131,11 +131,6 @@ Tensor finish(const RowLosses& rows, Reduction reduction) {
 }  // namespace
 
 Tensor mean_of_parts(const Tensor& sum, double normalizer) { return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer); }
-Tensor mean_of_parts(const Tensor& sum, const Tensor& normalizer) {
-  common_device("mean_of_parts", {&sum, &normalizer});
-  if (sum.device().is_cpu()) return mean_of_parts(sum, normalizer.item<double>());
-  return mean_of_rows({sum.reshape({1}), normalizer.detach().to(sum.dtype()).reshape({1})});
-}
 
 Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along(false, x, dim); }
 Tensor log_softmax(const Tensor& x, int64_t dim) { return softmax_along(true, x, dim); }
