@@ -124,6 +124,23 @@ TEST_CASE("cross entropy: parts of a batch combine to the loss of the whole, val
   }
 }
 
+TEST_CASE("cross entropy: the mean has the bits of the sum times the inverse of the normaliser, as from parts") {
+  for (const bool weighted : {false, true}) {
+    for (const int64_t rows : {1, 7, 3001}) {
+      const nn::CrossEntropyLoss loss({.weight = weighted ? rand({5}) + 0.1 : Tensor(), .ignore_index = 2});
+      const Tensor x = randn({rows, 5}), y = (rand({rows}) * 5).to(int64);
+      const Tensor a = x.clone().requires_grad_(), b = x.clone().requires_grad_();
+      const Tensor whole = loss(a, y);
+      const LossParts parts = loss.parts(b, y);
+      const Tensor combined = mean_of_parts(parts.sum, parts.normalizer.item<double>());
+      CHECK(equal(whole.detach(), combined.detach()));
+      (whole * 3).backward();
+      (combined * 3).backward();
+      CHECK(equal(a.grad(), b.grad()));
+    }
+  }
+}
+
 TEST_CASE("cross entropy: a label out of range is named") {
   const Tensor x = tensor({{2.5, 0.0, 0.0}, {0.0, 0.0, 2.5}});
   const nn::CrossEntropyLoss loss;
