@@ -93,7 +93,7 @@ TEST_CASE("cuda: matmul takes operands of any strides") {
     for (const auto& size : kSizes)
       for (const Layout& layout_a : kLayouts)
         for (const Layout& layout_b : kLayouts) {
-          const int64_t m = size[0], k = size[1], n = size[2];  // clang 14 captures no structured bindings
+          const int64_t m = size.m, k = size.k, n = size.n;  // clang 14 captures no structured bindings
           CAPTURE(name(dtype));
           CAPTURE(m);
           CAPTURE(k);
