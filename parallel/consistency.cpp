@@ -181,12 +181,14 @@ void verify_alike(const std::vector<std::pair<std::string, std::string>>& values
 
 void check_consistency(const nn::Module& model, const optim::Optimizer& optimizer,
                        const std::shared_ptr<ProcessGroup>& group) {
+  const Purpose purpose("check_consistency");
   std::vector<Entry> entries = entries_of(model, true, true);
   add(entries, "optimizer state", optimizer.state_dict(), true);
   compare(*or_default(group), entries, kSameState);
 }
 
 void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGroup>& group) {
+  const Purpose purpose("check_consistency");
   compare(*or_default(group), entries_of(model, true, true), kSameState);
 }
 
@@ -231,6 +233,7 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
 }
 
 void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given, int from) {
+  const Purpose purpose("broadcast_state");
   const NoGradGuard no_grad;
   check(dynamic_cast<const ZeroRedundancyOptimizer*>(&state) == nullptr, "broadcast_state",
         "the state of a ZeroRedundancyOptimizer is divided among the ranks; load the file on every rank");

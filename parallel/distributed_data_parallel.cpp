@@ -349,6 +349,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
   check(!Joinable::joining(*s.group), kName, "rank {} of {}: a model is wrapped in a join; wrap it before the join",
         s.group->rank(), s.group->size());
+  const Purpose purpose("the wrapping by DistributedDataParallel");
   NamedTensors trained;
   for (const auto& [name, p] : module->named_parameters()) {
     if (p.requires_grad()) trained.emplace_back(name, p);
@@ -431,6 +432,7 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
 void DistributedDataParallel::register_comm_hook(CommHook hook) {
   check(!state_->shards, kName, "a communication hook is not for reproducible_shards, whose sums have one order");
   check(static_cast<bool>(hook.run), kName, "the communication hook '{}' is empty; give it a function", hook.name);
+  const Purpose purpose("register_comm_hook");
   verify_structure(*state_->module, *state_->group, {{"communication hook", hook.name}});
   state_->reducer->set_hook(std::move(hook));
 }

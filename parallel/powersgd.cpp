@@ -239,6 +239,7 @@ CommHook PowerSGD::hook() {
 }
 
 void PowerSGD::gather_state() {
+  const Purpose purpose("PowerSGD::gather_state");
   const NoGradGuard no_grad;
   State& s = *state_;
   NamedTensors all;

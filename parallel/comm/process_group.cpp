@@ -98,6 +98,7 @@ Work ProcessGroup::run(Collective c) {
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
+  c.purpose = Purpose::current();
   const bool counts = !is_message(c.operation);
   if (counts) StartLimit::before_start(*this);
   Work work = start(c);
