@@ -119,7 +119,7 @@ void Replicas::restore_buffer(Entry& entry) {
     if (!all && entry.versions[i] == entry.replicas[i].version()) continue;
     entry.replicas[i].copy_(on_device(entry.master.detach(), devices_[i]));
     entry.versions[i] = entry.replicas[i].version();
-    log_->add_bytes(entry.master.numel() * static_cast<std::int64_t>(size_of(entry.master.dtype())));
+    log_->add_bytes(entry.master.nbytes());
   }
 }
 

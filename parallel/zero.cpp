@@ -176,7 +176,7 @@ void ZeroRedundancyOptimizer::move_parameters() {
     Place& place = places_[i];
     Tensor& p = parameters_[i];
     const Tensor room = lines_[place.line].whole.narrow(0, place.offset, p.numel());
-    const auto bytes = static_cast<std::size_t>(p.numel()) * size_of(p.dtype());
+    const auto bytes = static_cast<std::size_t>(p.nbytes());
     place.memory = make_view(std::make_shared<Storage>(room.raw().data, bytes, p.device(), room.identity()->storage), 0,
                              p.shape(), contiguous_strides(p.shape()), p.dtype());
     place.memory.copy_(p.detach());
