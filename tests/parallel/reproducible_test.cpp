@@ -142,8 +142,13 @@ TEST_CASE("reproducible: what DistributedDataParallel refuses") {
     differ({"rank 1 gave another one than rank 0"}, odd ? c.x + 1.0 : c.x, c.y);
     differ({"rank 1 gave another one than rank 0"}, c.x, odd ? test::labels(7, 4, 2) : c.y);
     const nn::CrossEntropyLoss of_sum({.reduction = Reduction::sum});
-    test::require_error({"rank 1 has another Reduction than rank 0"},
-                        [&] { ddp.loss(odd ? of_sum : kCriterion, c.x, c.y); });
+    const nn::NLLLoss other;
+    for (const nn::Loss* criterion : std::initializer_list<const nn::Loss*>{&of_sum, &other})
+      test::require_error(
+          {fmt::format("the ranks differ: rank 0 has loss: {}, where rank 1 has loss: {}; call loss with "
+                       "the same criterion and options on every rank",
+                       kCriterion.str(), criterion->str())},
+          [&] { ddp.loss(odd ? *criterion : kCriterion, c.x, c.y); });
     test::require_error({"every rank computes the same loss, but rank 1 is under NoGradGuard"}, [&] {
       const GradModeGuard recording(!odd);
       ddp.loss(kCriterion, c.x, c.y);
