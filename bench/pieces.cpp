@@ -31,13 +31,19 @@ std::vector<std::int64_t> bytes_of_parameters(const Problem& problem) {
   return bytes;
 }
 
-// Phases of a step, in proportion to the mean step: the rare long ones count too.
-Phases phases_of_mean(Side& side, int calls) {
+// The mean step on one device, and the update's share of it: the rare long ones count too.
+Phases step_and_update(Side& side, int calls) {
   Phases phases;
   const double whole = mean_of(1, [&] { phases = side.phases(calls); }).at("whole") / calls;
-  const double scale = whole / phases.at("whole");
-  for (auto& entry : phases) entry.second *= scale;
-  return phases;
+  const double parts = phases.at("forward") + phases.at("backward") + phases.at("step");
+  return {{"whole", whole}, {"step", phases.at("step") * whole / parts}};
+}
+
+// The mean step of DataParallel, and the median of its sum of gradients.
+Phases step_and_sum(Side& side, int calls) {
+  Phases phases;
+  const double whole = mean_of(1, [&] { phases = side.phases(calls); }).at("whole") / calls;
+  return {{"whole", whole}, {"reduce", phases.at("reduce")}};
 }
 
 // The computing of DataParallel without its wrapper: a model on each device, all with the memory of the first one's
@@ -103,18 +109,9 @@ Phases in_step(parallel::ProcessGroup& group, Side& side, int calls) {
   });
 }
 
-// The median over calls: short things that other work interrupts now and then. What it takes of the step is in the
-// slowdown.
-template <class Body>
-Phases median_of(int calls, const Body& body) {
-  std::vector<double> times;
-  for (int i = 0; i < calls; ++i) times.push_back(mean_of(1, body).at("whole"));
-  return {{"whole", median(times)}};
-}
-
 // Of data that each rank has just written, as a backward does; until the slowest rank has it.
 Phases all_reduce(parallel::ProcessGroup& group, Tensor t, int calls) {
-  std::vector<double> times;
+  double total = 0;
   for (int i = 0; i < calls; ++i) {
     t.fill_(1);
     group.barrier().wait();
@@ -122,10 +119,10 @@ Phases all_reduce(parallel::ProcessGroup& group, Tensor t, int calls) {
       group.all_reduce(t, parallel::ReduceOp::avg).wait();
       group.barrier().wait();
     });
-    times.push_back(reduced.at("whole"));
+    total += reduced.at("whole");
   }
-  const double barrier = median_of(calls, [&] { group.barrier().wait(); }).at("whole");
-  return {{"whole", std::max(0.0, median(times) - barrier)}};
+  const double barrier = mean_of(calls, [&] { group.barrier().wait(); }).at("whole");
+  return {{"whole", std::max(0.0, total / calls - barrier)}};
 }
 
 // An all-reduce that is under way while the ranks compute a step.
@@ -195,10 +192,10 @@ PieceTurns::PieceTurns(const Problem& problem, const Group& group, std::vector<T
 
   s.begin = turns.size();
   const std::vector<Turn> of_steps{
-      {.run = [&s](int calls) { return phases_of_mean(*s.whole, calls); }},
-      {.run = [&s](int calls) { return phases_of_mean(*s.part, calls); }},
-      {.run = [&s](int calls) { return s.one_tiny->phases(calls); }},
-      {.run = [&s, n](int calls) { return in(Mode::dp, n, [&] { return s.dp_tiny->phases(calls); }); }},
+      {.run = [&s](int calls) { return step_and_update(*s.whole, calls); }},
+      {.run = [&s](int calls) { return step_and_update(*s.part, calls); }},
+      {.run = [&s](int calls) { return step_and_update(*s.one_tiny, calls); }},
+      {.run = [&s, n](int calls) { return in(Mode::dp, n, [&] { return step_and_sum(*s.dp_tiny, calls); }); }},
       {.run = [&s, n](int calls) { return in(Mode::dp, n, [&] { return sum_of_gradients(*s.flat, calls); }); }},
       {.run =
            [&s, n](int calls) {
@@ -206,19 +203,11 @@ PieceTurns::PieceTurns(const Problem& problem, const Group& group, std::vector<T
            }},
       {.run =
            [&s, n](int calls) {
-             return in(Mode::dp, n,
-                       [&] { return median_of(calls, [&] { s.tiny_on_devices->forward_and_backward(); }); });
+             return in(Mode::dp, n, [&] { return mean_of(calls, [&] { s.tiny_on_devices->forward_and_backward(); }); });
            }},
       {.run = [&s](int calls) { return in_step(*s.group, *s.part, calls); }, .ranks = n},
-      {.run =
-           [&s](int calls) {
-             return median_of(calls, [&] {
-               s.group->barrier().wait();
-               s.one_tiny->step();
-             });
-           },
-       .ranks = n},
-      {.run = [&s](int calls) { return s.ddp_tiny->phases(calls); }, .ranks = n}};
+      {.run = [&s](int calls) { return in_step(*s.group, *s.one_tiny, calls); }, .ranks = n},
+      {.run = [&s](int calls) { return mean_of(calls, [&] { s.ddp_tiny->step(); }); }, .ranks = n}};
   turns.insert(turns.end(), of_steps.begin(), of_steps.end());
   s.sizes = {4 << 10, 256 << 10, 1 << 20};
   std::erase_if(s.sizes, [&](std::int64_t size) { return size >= total; });
@@ -237,7 +226,7 @@ Pieces PieceTurns::pieces(const std::vector<Turn>& turns) const {
   const State& s = *state_;
   using enum State::Number;
   auto time = [&](std::size_t turn, const char* what) { return turns[s.begin + turn].typical(what); };
-  auto computing = [&](std::size_t turn) { return time(turn, "forward") + time(turn, "backward"); };
+  auto computing = [&](std::size_t turn) { return time(turn, "whole") - time(turn, "step"); };
   Pieces pieces{.devices = s.group->size()};
   pieces.compute = {{static_cast<double>(s.part_rows), computing(kPart)},
                     {static_cast<double>(s.rows), computing(kWhole)}};
