@@ -190,12 +190,19 @@ void registering(const Group& group) {
   const auto net = std::make_shared<Net>(float32);
   DistributedDataParallel ddp(net, {.process_group = group});
   require_error({"'hollow' is empty; give it a function"}, [&] { ddp.register_comm_hook({"hollow", {}}); });
-  if (group->size() > 1) {
-    CommHook odd = parallel::allreduce_hook(group);
-    if (group->rank() == 1) odd.name = "another";
-    require_error({"the ranks differ", "option communication hook: allreduce", "another"},
-                  [&] { ddp.register_comm_hook(std::move(odd)); });
-  }
+  if (group->size() > 1)
+    for (const bool alone : {true, false}) {  // one rank has a hook, or has another than the others
+      DistributedDataParallel differs(std::make_shared<Net>(float32), {.process_group = group});
+      CommHook odd = parallel::allreduce_hook(group);
+      if (group->rank() == 1) odd.name = "another";
+      if (group->rank() == 1 || !alone) differs.register_comm_hook(std::move(odd));
+      for (int i = 0; i < 2; ++i)
+        require_error({"the ranks differ", "communication hook", alone ? "none" : "'allreduce'", "'another'",
+                       "call register_comm_hook on every rank"},
+                      [&] {
+                        mean(differs(wave({4, 6}, 1, float32))).backward();
+                      });
+    }
   ddp.register_comm_hook(parallel::allreduce_hook(group));
   require_error({"has the communication hook 'allreduce' already"},
                 [&] { ddp.register_comm_hook(parallel::fp16_compress_hook(group)); });
