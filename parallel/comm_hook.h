@@ -44,9 +44,9 @@ class GradBucket {
 /// What DistributedDataParallel::register_comm_hook takes. `run` is called when a bucket is complete, usually while the
 /// backward goes on, and starts exactly one collective of the model's group. More may follow by `then`. When the Work
 /// that it returns has ended well, the buffer must hold what shall be the gradient on all ranks, the same on each:
-/// nothing is divided afterwards. The collective starts when the call has ended well. Where that throws on one rank, the
-/// others are told in place of the collective, and the ranks stay in step. Only where it has waited for the collective
-/// before it throws, the others may be in another one already: then the rank gives up the group
+/// nothing is divided afterwards. The collective starts when the call has ended well. Where that throws on one rank,
+/// the others are told in place of the collective, and the ranks stay in step. Only where it has waited for the
+/// collective before it throws, the others may be in another one already: then the rank gives up the group
 /// (ProcessGroup::give_up).
 struct CommHook {
   std::string name = {};  // compared between the ranks: what must be alike on all of them
