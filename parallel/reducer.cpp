@@ -10,6 +10,7 @@
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/consistency.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
@@ -269,6 +270,9 @@ void Reducer::begin(FunctionRef<int()> lowest) {
   try {
     const int rank = lowest();
     if (s.rebuild) s.model_rank = rank;
+    if (s.begun == Clock::time_point())
+      verify_alike({{"communication hook", s.hook.run ? fmt::format("'{}'", s.hook.name) : "none"}}, *s.group,
+                   "call register_comm_hook on every rank, with the same hook, before the first backward");
     if (s.rebuild_due) s.rebuild_buckets();
   } catch (...) {
     s.disarm();
