@@ -207,6 +207,26 @@ TEST_CASE("squared error") {
   CHECK_ERROR(nn::MSELoss()(x, tensor({1.0, 2.0})), "[mse_loss]", "{2, 2}", "{2}");
 }
 
+TEST_CASE("losses say what they are") {
+  CHECK(nn::MSELoss().str() == "MSELoss(reduction=mean)");
+  CHECK(nn::CrossEntropyLoss({.reduction = Reduction::sum, .label_smoothing = 0.1}).str() ==
+        "CrossEntropyLoss(reduction=sum, ignore_index=-100, label_smoothing=0.1)");
+  CHECK(nn::NLLLoss({.weight = weight(), .ignore_index = 2}).str() ==
+        "NLLLoss(reduction=mean, ignore_index=2, weight=[0.5, 2, 1.25])");
+  // Many weights in short, and still each counts.
+  Tensor many = ones({1000});
+  const std::string text = nn::NLLLoss({.weight = many}).str();
+  CHECK(text.find("weight=1000 numbers with the hash ") != std::string::npos);
+  many[999].fill_(2);
+  CHECK(nn::NLLLoss({.weight = many}).str() != text);
+  struct Own : nn::Loss {
+    Own() : Loss(Reduction::none) {}
+    Tensor operator()(const Tensor& x, const Tensor&) const override { return x; }
+    LossParts parts(const Tensor& x, const Tensor&) const override { return {x, x}; }
+  };
+  CHECK(Own().str() == "Own(reduction=none)");
+}
+
 TEST_CASE("losses are used through their base class") {
   const nn::MSELoss mse({.reduction = Reduction::sum});
   const nn::Loss& loss = mse;
