@@ -1,6 +1,7 @@
 #include <tandem/parallel/comm_hook.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,28 +36,42 @@ CommHook compress_hook(const char* name, DType dtype, std::shared_ptr<ProcessGro
 // Ends when all that a hook has started has ended, whatever it has returned, or thrown.
 class Averaging final : public Work::State {
  public:
-  Averaging(std::vector<Work> started, Work returned, const std::exception_ptr& error, GradBucket& bucket,
-            Tensor memory)
-      : works_(std::move(started)), alone_(error != nullptr), bucket_(bucket), memory_(std::move(memory)) {
-    error_ = error;
+  // `own` is the collective that the hook owes, or what has taken its place.
+  Averaging(ProcessGroup& group, Work own, std::vector<Work> started, Work returned, const std::exception_ptr& error,
+            GradBucket& bucket, Tensor memory)
+      : group_(group),
+        own_(std::move(own)),
+        works_(std::move(started)),
+        alone_(error != nullptr),
+        error_(error),
+        bucket_(bucket),
+        memory_(std::move(memory)) {
     works_.push_back(std::move(returned));
   }
   bool poll() override {
-    return std::ranges::all_of(works_, [](const Work& work) { return work.is_completed(); });
+    return own_.is_completed() && std::ranges::all_of(works_, [](const Work& work) { return work.is_completed(); });
   }
   void wait() override {
-    for (const Work& work : std::exchange(works_, {})) try {
-        work.wait();
-      } catch (...) {
-        alone_ = work.failed_alone() && (alone_ || !error_);
-        if (!error_) error_ = std::current_exception();
-      }
+    end(own_);
+    // Where a rank has failed in place of its collective, nothing follows there.
+    std::optional<StartLimit> closed;
+    if (own_.exception()) closed.emplace(&group_, 0, kNothingFollows);
+    for (const Work& work : std::exchange(works_, {})) end(work);
     verify_memory();
     if (error_) std::rethrow_exception(error_);
   }
   bool failed_alone() const override { return alone_; }
 
  private:
+  // Waits for a part of this work.
+  void end(const Work& work) {
+    try {
+      work.wait();
+    } catch (...) {
+      alone_ = work.failed_alone() && (alone_ || !error_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
   void verify_memory() {
     Tensor& buffer = bucket_.buffer();
     if (buffer.defined() && buffer.identity() == memory_.identity()) return;
@@ -69,6 +84,8 @@ class Averaging final : public Work::State {
                             bucket_.index())));
   }
 
+  ProcessGroup& group_;
+  const Work own_;
   std::vector<Work> works_;
   bool alone_;
   std::exception_ptr error_;
@@ -98,6 +115,7 @@ Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group) {
   Work returned;
   std::exception_ptr error;
   bool sent = false, stepped_out = false;
+  Work own;
   std::vector<Work> works;
   {
     const std::string who = fmt::format("[DistributedDataParallel] rank {} of {}: the communication hook '{}'",
@@ -122,16 +140,18 @@ Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group) {
     }
     sent = limit.sent();
     stepped_out = error && sent && !limit.failed();
+    own = limit.own();
     if (limit.count() > 0) works = limit.works();
   }
   const std::string what = fmt::format("the communication hook '{}'", hook.name);
   if (!sent) {
     bucket.buffer() = memory;
-    works.insert(works.begin(), fail_with(group, what, error));
+    own = fail_with(group, what, error);
   } else if (stepped_out) {
     give_up_after(group, what, error);
   }
-  return Work(std::make_shared<Averaging>(std::move(works), std::move(returned), error, bucket, memory));
+  return Work(
+      std::make_shared<Averaging>(group, std::move(own), std::move(works), std::move(returned), error, bucket, memory));
 }
 
 }  // namespace tandem::parallel

@@ -67,8 +67,6 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   bool keeps_average = false;  // gradients have in them the last average: every rank has its share of that
   double scale = 1;            // of the averages of this backward
 
-  std::string compared_sum;  // the criterion of the last loss with Reduction::sum, which all ranks have
-
   // What the ranks do together, in a join.
   enum Call { kBuffers, kLoss, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
   std::string name_of(int call) const override {
@@ -143,7 +141,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     std::vector<int> ended = {};  // ranks, whose criterion does not count
   };
   Exchange start_exchange(double normalizer, std::string_view criterion, const Participants& who) {
-    const Purpose purpose("loss of a DistributedDataParallel");
+    const Purpose purpose(kPurposeOfLoss);
     const auto digest = static_cast<std::int64_t>(hash(std::as_bytes(std::span(criterion))));
     Exchange e{.all = zeros({group->size(), 2}, {.dtype = int64}), .ended = who.ended};
     e.work = group->all_gather(e.all, tensor(std::vector{std::bit_cast<std::int64_t>(normalizer), digest}));
@@ -162,6 +160,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       alike = alike && told[1] == digest.value_or(told[1]);
       digest = told[1];
     }
+    const Purpose purpose(kPurposeOfLoss);
     if (!alike) verify_alike({{"loss", criterion}}, *group, kSameLoss, e.ended);
     return sum;
   }
@@ -183,7 +182,6 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
 
   void take_over(int root, bool ended) override {
     const NoGradGuard no_grad;
-    compared_sum.clear();  // which ended ranks lack
     std::vector<Tensor> all = module->parameters();
     if (broadcast_buffers)
       for (Tensor& b : module->buffers()) all.push_back(b);
@@ -346,11 +344,6 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       exchange = start_exchange(own.to(float64).item<double>(), criterion, announce(kLoss));
     };
     if (known) tell(normalizer.detach());
-    // A sum needs no normaliser: the ranks compare its criterion where it is another one than before.
-    if (!mean && criterion != compared_sum) {
-      (void)finish(start_exchange(0, criterion, announce(kLoss)), criterion);
-      compared_sum = criterion;
-    }
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
     if (mean && !known) tell(own.normalizer.detach());
     double divisor = 1;

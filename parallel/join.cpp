@@ -77,7 +77,7 @@ class Joins {
           me());
     options_ = options;
     over_ = nullptr;
-    shadowed_ = false;
+    shadowed_ = lacks_steps_ = false;
     lowest_ = 0;
     took_part_.clear();
     enter();
@@ -88,7 +88,7 @@ class Joins {
         try {
           shadow_others();
         } catch (const CommError& e) {
-          if (!shadowed_) throw;
+          if (!lacks_steps_) throw;
           throw CommError(e.rank(), fmt::format("{}; the loop of rank {} was over, so that it lacks the others' steps "
                                                 "since: before more training load a checkpoint, or broadcast_state of "
                                                 "rank {}, on every rank",
@@ -204,6 +204,7 @@ class Joins {
     for (;;) {
       const Round r = round(kEnded);
       if (r.over) return;
+      lacks_steps_ = lacks_steps_ || shadowed_;  // the others have gone on
       shadowed_ = true;
       const Raised shadowing(shadowing_);
       Joinable* member = members_[static_cast<std::size_t>(r.call.number)];
@@ -217,6 +218,7 @@ class Joins {
               .wait();
         else
           member->shadow(r.call.call, r.who);
+        lacks_steps_ = lacks_steps_ || member != nullptr;
       } catch (const std::exception&) {  // the live ranks have it, too; they go on, or leave with a reason
       }
     }
@@ -255,6 +257,7 @@ class Joins {
   JoinOptions options_;
   bool under_way_ = false, shadowing_ = false;
   bool shadowed_ = false;       // in this join this rank has shadowed others
+  bool lacks_steps_ = false;    // which may have made steps meanwhile
   int lowest_ = 0;              // of the live ranks in the last round
   std::vector<int> took_part_;  // numbers of members that were announced
   std::exception_ptr over_;     // the join has ended on all ranks, with this

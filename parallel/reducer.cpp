@@ -270,9 +270,11 @@ void Reducer::begin(FunctionRef<int()> lowest) {
   try {
     const int rank = lowest();
     if (s.rebuild) s.model_rank = rank;
-    if (s.begun == Clock::time_point())
+    if (s.begun == Clock::time_point()) {
+      const Purpose purpose("the first backward of a DistributedDataParallel");
       verify_alike({{"communication hook", s.hook.run ? fmt::format("'{}'", s.hook.name) : "none"}}, *s.group,
                    "call register_comm_hook on every rank, with the same hook, before the first backward");
+    }
     if (s.rebuild_due) s.rebuild_buckets();
   } catch (...) {
     s.disarm();

@@ -144,6 +144,7 @@ Opening open(const Shards& shards, const std::string& criterion, const Tensor& x
 
 // The ranks agree on what they are about to do, and go on from rank 0's count.
 Opening agree(const Opening& mine, const std::string& criterion, ProcessGroup& group) {
+  const Purpose purpose(kPurposeOfLoss);
   const std::vector<Opening> all = exchange(mine, group);
   check_alike(all, group.rank());
   if (std::ranges::any_of(all, [&](const Opening& other) { return other.criterion != all.front().criterion; }))

@@ -60,7 +60,8 @@ struct Shards {
 /// `part_of` computes, which the ranks compare.
 Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Reduction reduction, const Tensor& x,
                          const Tensor& y, PartOfLoss part_of, FunctionRef<void()> check, FunctionRef<void(bool)> begin);
-/// What an error says where ranks have different losses.
+/// What the collectives of loss are part of, and what an error says where ranks have different losses.
+inline constexpr const char* kPurposeOfLoss = "loss of a DistributedDataParallel";
 inline constexpr const char* kSameLoss = "call loss with the same criterion and options on every rank";
 
 }  // namespace tandem::parallel

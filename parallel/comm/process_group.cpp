@@ -99,15 +99,17 @@ Work ProcessGroup::run(Collective c) {
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
   c.purpose = Purpose::current();
+  StartLimit* const limit = is_message(c.operation) ? nullptr : StartLimit::before_start(*this);
+  StartLimit::send_all();
   if (is_message(c.operation)) return send_off(c);
-  StartLimit* const limit = StartLimit::before_start(*this);
   const Work work = limit ? limit->hold([this, c] { return send_off(c); }) : send_off(c);
   StartLimit::remember(work);
   return work;
 }
 
 Work ProcessGroup::send_off(const Collective& c) {
-  const bool counts = !is_message(c.operation), gives_up = counts && !given_up_.empty();
+  const bool counts = !is_message(c.operation), gives_up = !given_up_.empty();
+  if (gives_up && !counts) return Work::failing({}, std::make_exception_ptr(Error(given_up_)));
   Work work = start(gives_up ? Collective{.operation = Operation::fail, .message = given_up_} : c);
   call_count_ += counts;
   fault::point(fault::Point::collective);
@@ -204,7 +206,7 @@ Work ProcessGroup::barrier() { return run({}); }
 Work ProcessGroup::fail(const std::string& message) { return run({.operation = Operation::fail, .message = message}); }
 
 void ProcessGroup::give_up(const std::string& message) {
-  if (given_up_.empty()) given_up_ = message;
+  if (given_up_.empty() && size() > 1) given_up_ = message;
 }
 
 }  // namespace tandem::parallel

@@ -14,13 +14,12 @@ class StartLimit::Held final : public Work::State {
   explicit Held(UniqueFunction<Work()> start) : start_(std::move(start)) {}
   void send() {
     const std::lock_guard lock(mutex_);
-    if (start_) try {
-        work_ = start_();
+    if (const UniqueFunction<Work()> start = std::exchange(start_, {})) try {
+        work_ = start();
         sent_ = true;
       } catch (...) {
         error_ = std::current_exception();
       }
-    start_ = {};
     if (error_) std::rethrow_exception(error_);
   }
   void cancel() {
@@ -47,7 +46,7 @@ class StartLimit::Held final : public Work::State {
   bool failed_alone() const override { return work_.failed_alone(); }
 
  private:
-  std::mutex mutex_;
+  std::recursive_mutex mutex_;  // a group may start by calling another one
   UniqueFunction<Work()> start_;
   Work work_;
   std::exception_ptr error_;
@@ -65,7 +64,8 @@ void StartLimit::send() const {
   if (held_) held_->send();
 }
 bool StartLimit::sent() const { return held_ && held_->sent(); }
-bool StartLimit::failed() const { return held_ && Work(held_).exception() != nullptr; }
+bool StartLimit::failed() const { return own().exception() != nullptr; }
+Work StartLimit::own() const { return held_ ? Work(held_) : Work(); }
 
 void StartLimit::verify() const {
   if (refused_) throw Error(refusal_);
@@ -81,6 +81,13 @@ StartLimit* StartLimit::before_start(const ProcessGroup& group) {
   }
   for (StartLimit* limit = holds; limit; limit = limit->outer_) limit->count_ += limit->counts(group);
   return holds;
+}
+
+void StartLimit::send_all() noexcept {
+  for (const StartLimit* limit = innermost; limit; limit = limit->outer_) try {
+      limit->send();
+    } catch (...) {
+    }
 }
 
 Work StartLimit::hold(UniqueFunction<Work()> start) {

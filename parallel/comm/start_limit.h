@@ -10,10 +10,14 @@
 
 namespace tandem::parallel {
 
+/// The refusal of what would follow a collective that has failed.
+inline constexpr const char* kNothingFollows = "[then] the collective before has failed; nothing follows it";
+
 /// While it exists, this thread starts at most `most` collectives of the group, or of any group where that is null. The
 /// next one throws Error with `refusal` before anything is sent, so that the ranks stay in step. A collective of the
-/// group is held back until `send`, or until somebody waits for it: where what has called it throws meanwhile,
-/// ProcessGroup::fail can take its place, and the others do not go on to what would have followed.
+/// group is held back until `send`, or until somebody waits for it, or this thread starts anything else: where what has
+/// called it throws meanwhile, ProcessGroup::fail can take its place, and the others do not go on to what would have
+/// followed.
 class StartLimit {
  public:
   StartLimit(const ProcessGroup* group, int most, std::string refusal);
@@ -28,6 +32,8 @@ class StartLimit {
   /// Whether the others can see a collective of the group that was called here, and whether it has failed.
   bool sent() const;
   bool failed() const;
+  /// The collective of the group that was called here, or one that is done.
+  Work own() const;
   /// All that was called meanwhile, in any group, and what follows it by `then`.
   const std::vector<Work>& works() const { return works_; }
   /// Throws again where a collective was refused, which what has run may have caught.
@@ -35,6 +41,8 @@ class StartLimit {
 
   /// What ProcessGroup does before it starts a collective: the one that holds it back, if there is one.
   static StartLimit* before_start(const ProcessGroup& group);
+  /// Starts what this thread holds back, before it starts something else. An error of that is thrown by `send`.
+  static void send_all() noexcept;
   /// The Work that stands for a collective until `start` starts it.
   Work hold(UniqueFunction<Work()> start);
   /// What ProcessGroup does with a Work that it gives out, and `then`.

@@ -1,5 +1,6 @@
 #include <tandem/parallel/comm/then.h>
 
+#include <optional>
 #include <utility>
 
 #include <tandem/parallel/comm/start_limit.h>
@@ -40,9 +41,13 @@ class Chain final : public Work::State {
     end(work_);
     bool missing = group_ && alone_;  // the others start what follows, and this rank does not
     if (!error_) {
-      const std::vector<Work> started = start(next);
-      missing = group_ && error_ && !sent_;
-      for (const Work& work : started) end(work);
+      const Started started = start(next);
+      missing = group_ && error_ && !started.sent;
+      end(started.own);
+      // Where a rank has failed in place of its collective, nothing follows there.
+      std::optional<StartLimit> closed;
+      if (missing || started.own.exception()) closed.emplace(group_.get(), 0, kNothingFollows);
+      for (const Work& work : started.all) end(work);
       end(work_);
     }
     if (missing) {
@@ -61,8 +66,13 @@ class Chain final : public Work::State {
     alone_ = work.failed_alone() && (alone_ || !error_);
     if (!error_) error_ = error;
   }
-  // Calls what follows, and returns all that it has started, whatever it gives for it.
-  std::vector<Work> start(const UniqueFunction<Work()>& next) {
+  struct Started {
+    bool sent = false;  // the group's collective
+    Work own = {};      // which is this
+    std::vector<Work> all = {};
+  };
+  // Calls what follows, and returns what it has started, whatever it gives for it.
+  Started start(const UniqueFunction<Work()>& next) {
     const StartLimit limit(
         group_.get(), group_ ? 1 : 0,
         group_ ? fmt::format("[then] rank {} of {}: what follows a work wants to start a second collective, and must "
@@ -83,16 +93,15 @@ class Chain final : public Work::State {
       error_ = std::current_exception();
       alone_ = true;
     }
-    sent_ = limit.sent();
-    if (error_ && sent_ && !limit.failed()) give_up_after(*group_, "what follows a collective", error_);
-    return limit.works();
+    if (error_ && limit.sent() && !limit.failed()) give_up_after(*group_, "what follows a collective", error_);
+    return {.sent = limit.sent(), .own = limit.own(), .all = limit.works()};
   }
 
   Work work_;
   std::shared_ptr<ProcessGroup> group_;
   UniqueFunction<Work()> next_;
   std::exception_ptr error_;
-  bool ended_ = false, alone_ = false, sent_ = false;
+  bool ended_ = false, alone_ = false;
 };
 
 std::string text_of(const std::exception_ptr& error) {
@@ -138,8 +147,9 @@ Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr 
 
 void give_up_after(ProcessGroup& group, const std::string& what, const std::exception_ptr& error) {
   group.give_up(fmt::format(
-      "rank {} of {}: {} ended with an error when it had waited for the collective that it had started, so the ranks "
-      "may be out of step, and the process group is of no use any more; join the job again: {}",
+      "rank {} of {}: {} ended with an error after its collective had begun, so the ranks may be out of step, and the "
+      "process group is of no use any more; to go on, call destroy_process_group and init_process_group on every rank, "
+      "and wrap the model anew: {}",
       group.rank(), group.size(), what, text_of(error)));
 }
 

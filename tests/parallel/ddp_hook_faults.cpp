@@ -191,10 +191,70 @@ void a_rank_out_of_step(const Group& group) {
   }
 }
 
+// What does not hang on the collective that the hook of one rank has failed to start begins on no rank.
+void a_chain_of_its_own(const Group& group) {
+  const int odd = group->size() - 1;
+  for (const bool swallows : {false, true})
+    for (const bool in_next : {false, true}) {
+      const auto net = std::make_shared<Net>(float64), plain = std::make_shared<Net>(float64);
+      const parallel::DistributedDataParallelOptions options{
+          .process_group = group, .bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5};
+      DistributedDataParallel ddp(net, options), reference(plain, options);
+      int step = 0;
+      const auto average = [&](GradBucket& bucket) {
+        const bool now = step == 1 && group->rank() == odd && bucket.index() == 0;
+        check(!now, "test", "spilled coffee");
+        const Work work = group->all_reduce(bucket.buffer(), ReduceOp::avg);
+        if (swallows) try {
+            work.wait();
+          } catch (const Error&) {
+          }
+        return parallel::then(Work(), group, [&] { return group->broadcast(bucket.buffer(), 0); });
+      };
+      ddp.register_comm_hook({"independent", [&](GradBucket& bucket) {
+                                if (!in_next) return average(bucket);
+                                const Work first = group->all_reduce(bucket.buffer(), ReduceOp::avg);
+                                return parallel::then(first, group, [&] { return average(bucket); });
+                              }});
+      for (; step < 4; ++step) {
+        net->zero_grad();
+        plain->zero_grad();
+        backward(reference, *plain, float64, group->rank(), step, false);
+        const auto run = [&] { backward(ddp, *net, float64, group->rank(), step, false); };
+        if (step == 1) {
+          require_error({"spilled coffee"}, run);
+          continue;
+        }
+        run();
+        for (std::size_t i = 0; i < 6; ++i)
+          require_close(net->parameters()[i].grad(), plain->parameters()[i].grad(), 1e-12, "after the error");
+      }
+    }
+}
+
+// One rank waits for its collective before it goes on to a message; another begins with the message.
+void a_hook_that_sends_a_message(const Group& group) {
+  if (group->size() == 1) return;
+  const auto net = std::make_shared<Net>(float64);
+  DistributedDataParallel ddp(net, {.process_group = group});
+  Tensor number = full({1}, group->rank());
+  ddp.register_comm_hook({"talks", [&](GradBucket& bucket) {
+                            Work work = group->all_reduce(bucket.buffer(), ReduceOp::avg);
+                            if (group->rank() == 1) {
+                              work.wait();
+                              group->send(number, 0).wait();
+                            } else if (group->rank() == 0) {
+                              group->recv(number, 1).wait();
+                            }
+                            return work;
+                          }});
+  backward(ddp, *net, float64, group->rank(), 0, false);
+  if (group->rank() == 0) require(number.item<double>() == 1, "the message");
+}
+
 // The hook of one rank throws where the others may be in its collective's successor, or may not: from then on every
 // call fails on every rank, by name.
 void a_rank_that_gives_up(const Group& group) {
-  if (group->size() == 1) return;
   const int odd = group->size() - 1;
   for (const bool in_next : {false, true})
     for (const bool follows : {false, true}) {
@@ -228,12 +288,21 @@ void a_rank_that_gives_up(const Group& group) {
                 text);
       }
       now = false;
+      if (group->size() == 1) {  // out of step with nobody
+        step();
+        continue;
+      }
+      if (group->rank() == odd) {
+        Tensor number = ones({1});
+        require_error({"spilled coffee"}, [&] { own->send(number, 0).wait(); });
+      }
       for (int i = 0; i < 3; ++i) {
         Tensor number = ones({1});
-        require_error({fmt::format("rank {} of {}: ", odd, group->size()),
-                       in_next ? "what follows a collective" : "the communication hook 'blocking'",
-                       "the process group is of no use any more", "spilled coffee"},
-                      [&] { own->all_reduce(number).wait(); });
+        require_error(
+            {fmt::format("rank {} of {}: ", odd, group->size()),
+             in_next ? "what follows a collective" : "the communication hook 'blocking'",
+             "the process group is of no use any more; to go on, call destroy_process_group", "spilled coffee"},
+            [&] { own->all_reduce(number).wait(); });
       }
       require_error({"spilled coffee"}, step);
       while (own->calls.size() < 100) own->fail("spilled coffee");  // until the group below is in step again
@@ -284,6 +353,8 @@ std::vector<DdpCase> hook_fault_cases() {
           {"a hook that miscounts", a_hook_that_miscounts},
           {"a hook that returns another work", a_hook_that_returns_another_work},
           {"a rank out of step", a_rank_out_of_step},
+          {"a chain of its own", a_chain_of_its_own},
+          {"a hook that sends a message", a_hook_that_sends_a_message},
           {"a rank that gives up", a_rank_that_gives_up},
           {"a hook that replaces the buffer", a_hook_that_replaces_the_buffer},
           {"a hook of another group", a_hook_of_another_group}};

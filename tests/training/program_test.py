@@ -163,7 +163,7 @@ def mistakes(folder):
         (["--parallel", "ddp"], 1, "tandem-run -n 2"),
         (["--nproc", 2], 2, "--parallel ddp"),
         (["--comm-hook", "fp16"], 2, "--parallel ddp"),
-        (["--powersgd-rank", 2], 2, "--comm-hook powersgd"),
+        (["--powersgd-rank", 1], 2, "--comm-hook powersgd"),
         (["--devices", 2], 2, "--parallel dp"),
         (["--zero"], 2, "--parallel ddp"),
         (["--backend", "shm"], 2, "--parallel ddp"),
