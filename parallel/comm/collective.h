@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include <tandem/tensor/tensor.h>
@@ -34,6 +35,8 @@ enum class Operation : std::int32_t {
 /// What a rank says of itself when it makes a collective that belongs to a join.
 enum class JoinStage : std::int32_t { none, starts, goes_on, ended, stops };
 
+struct Fingerprint;
+
 /// One rank's part of a collective. Tensors are detached. Where an operation works in place, input and output are the
 /// same tensor; where this rank reads or gets nothing, they are undefined.
 ///   all_reduce      input = output = t
@@ -53,6 +56,7 @@ struct Collective {
   std::string message = {};  // of fail
   Tensor view = {};          // what the output was before make_dense, when it was not dense
   JoinStage stage = JoinStage::none;
+  std::shared_ptr<const Fingerprint> announced = nullptr;  // of a call whose data go another way: only compared
 
   // The backend calls these on any thread, before and after it moves the data.
 
@@ -72,6 +76,7 @@ struct Fingerprint {
   std::int64_t count = 0;  // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
   std::int32_t dims = 0;   // and the shape of it, where it has at most kMaxDims dimensions
   std::int32_t stage = 0;  // of a join, for errors: ranks in different stages agree
+  std::int32_t on_gpu = 0;  // the data go from GPU to GPU, and not the way that the fingerprint goes
   std::array<std::int64_t, kMaxDims> shape = {};
   bool of_join() const { return stage != 0; }
   friend bool operator==(const Fingerprint& a, const Fingerprint& b);

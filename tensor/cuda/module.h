@@ -13,6 +13,12 @@ inline constexpr const char* kModuleVariable = "TANDEM_CUDA_MODULE";
 /// The name of the module's function, which changes when this table, Backend or what they hold change.
 inline constexpr const char* kEntry = "tandem_cuda_module_1";
 
+/// Where a thread's work on a device goes instead of the device's main stream; none by default.
+struct ThreadStream {
+  int device = -1;
+  void* stream = nullptr;
+};
+
 /// What the module can do. Devices are given by their number.
 struct Module {
   const Backend* backend;
@@ -33,6 +39,21 @@ struct Module {
   /// Seconds from one to another on the same device; waits for the later one.
   double (*seconds_between)(void* start, void* end);
   void (*release_time)(void* event);
+  // Streams and events are CUDA's own.
+  /// Sets where the calling thread's work goes, and returns what it was.
+  ThreadStream (*exchange_stream)(ThreadStream next);
+  /// Of high priority.
+  void* (*new_stream)(int device);
+  void (*release_stream)(int device, void* stream);
+  /// Whether the calling thread's stream records a graph.
+  bool (*is_capturing)(int device);
+  /// What the calling thread's stream has been given so far, until release_time.
+  void* (*new_event)(int device);
+  /// The calling thread's stream goes on after the event.
+  void (*wait_event)(int device, void* event);
+  bool (*event_done)(void* event);
+  /// Called with the device after each time that the host has waited for it; may throw.
+  void (*set_synchronize_hook)(void (*hook)(int device));
 };
 /// The module's function: `cpu` is the library's own table, for work on the host.
 using Entry = const Module*(const Backend& cpu);
