@@ -210,8 +210,8 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   // With reproducible_shards: this rank's parts are replicas on its device.
   void make_shards(const DistributedDataParallelOptions& options) {
     check_shards(kName, options.reproducible_shards, group->size(), "ranks");
-    check(group->backend() != "nccl", kName,
-          "reproducible_shards does not work over nccl, which adds in an order of its own; use gloo");
+    check(group->backend() != "nccl" || wrapped.front().device.is_cpu(), kName,
+          "reproducible_shards does not work over nccl, which adds in an order of its own; train on the CPU");
     check(broadcast_buffers, kName, "reproducible_shards needs broadcast_buffers: the buffers are those of one part");
     for (const Wrapped& w : wrapped)
       check(w.device == wrapped.front().device, kName,
@@ -356,6 +356,10 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
     for (const DeviceId& id : options.device_ids)
       check(id.resolve(p.device().type()) == p.device(), kName, "'{}' is on {}, but device_ids says {}", name,
             p.device(), id.resolve(p.device().type()));
+    check(s.group->serves(p.device()), kName,
+          "'{}' is on {}, but the ranks work together over {}, which serves tensors of the CPU; leave out the backend, "
+          "or give \"nccl\"",
+          name, p.device(), s.group->backend());
   }
   check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
   verify_structure(*module, *s.group,
