@@ -123,7 +123,8 @@ std::optional<Block> allocate(size_t bytes, int device, Origin origin) {
     block.begin = arena(device).take(bytes);
   } else {
     void* memory = nullptr;
-    if (posix_memalign(&memory, 256, bytes)) die("no memory of the host for {} bytes", bytes);
+    if (posix_memalign(&memory, origin == Origin::nccl ? kPage : 256, bytes))
+      die("no memory of the host for {} bytes", bytes);
     block.begin = static_cast<char*>(memory);
   }
   blocks()[block.begin] = block;

@@ -41,6 +41,10 @@ std::optional<Block> find_range(const void* pointer, size_t bytes, const char* w
 /// Dies unless the range lies within one allocation of this device.
 void require_range(const void* pointer, size_t bytes, int device, const char* what);
 
+/// cudaMalloc and cudaFree, with the name that errors carry.
+cudaError_t allocate_now(void** pointer, size_t bytes, Origin origin, const char* name);
+cudaError_t free_now(void* pointer, const char* name);
+
 /// How much memory a device lends out.
 struct MemoryUse {
   size_t direct = 0;  // by cudaMalloc and ncclMemAlloc

@@ -251,7 +251,7 @@ TEST_CASE("host functions run in the order of the stream, and a destroyed stream
 TEST_CASE("errors have names and texts, and devices properties") {
   CHECK(std::string(cudaGetErrorString(cudaErrorMemoryAllocation)) == "out of memory");
   CHECK(std::string(cudaGetErrorName(cudaErrorStreamCaptureUnjoined)) == "cudaErrorStreamCaptureUnjoined");
-  CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice);
+  CHECK(cudaSetDevice(4) == cudaErrorInvalidDevice);
   CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice);
   CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
   cudaDeviceProp properties = {};

@@ -62,6 +62,7 @@ Outcome run_child(const std::string& name, const std::vector<std::pair<std::stri
 }  // namespace cuda_double_test
 
 int main(int argc, char** argv) {
+  setenv("TANDEM_CUDA_DOUBLE_DEVICES", "4", 0);
   if (argc == 3 && std::strcmp(argv[1], "child") == 0) {
     auto found = cuda_double_test::children().find(argv[2]);
     // Without a search for leaks: a child leaves its memory to the end of the process.
