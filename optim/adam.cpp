@@ -78,7 +78,7 @@ std::vector<std::string> Adam::buffer_names(std::span<const double> values) cons
   return names;
 }
 
-void Adam::update(std::size_t group, std::span<const Update> updates) {
+std::vector<AdamArgs> Adam::arguments(std::size_t group, std::span<const Update> updates) const {
   const AdamOptions& o = options_[group];
   std::vector<AdamArgs> args;
   args.reserve(updates.size());
@@ -95,8 +95,14 @@ void Adam::update(std::size_t group, std::span<const Update> updates) {
                     .weight_decay = o.weight_decay,
                     .decoupled = decoupled_,
                     .step = update.step});
+  return args;
+}
+
+void Adam::update(std::size_t group, std::span<const Update> updates) {
   const Backend& table = backend(updates[0].parameter.device);
-  kernel(decoupled_ ? "AdamW" : "Adam", table, table.adam_step)(args);
+  kernel(decoupled_ ? "AdamW" : "Adam", table, table.adam_step)(arguments(group, updates), [&] {
+    return Replay<AdamArgs>([this, group, next = replayed(updates)] { return arguments(group, next()); });
+  });
 }
 
 }  // namespace tandem::optim

@@ -6,6 +6,10 @@
 
 #include <tandem/optim/optimizer.h>
 
+namespace tandem {
+struct AdamArgs;
+}
+
 namespace tandem::optim {
 
 /// Settings of Adam; defaults as in PyTorch.
@@ -62,6 +66,8 @@ class Adam : public Optimizer {
   void update(std::size_t group, std::span<const Update> updates) override;
 
  private:
+  std::vector<AdamArgs> arguments(std::size_t group, std::span<const Update> updates) const;
+
   bool decoupled_;
   AdamOptions defaults_;
   std::vector<AdamOptions> options_;  // by group

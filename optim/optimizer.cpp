@@ -181,10 +181,36 @@ void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& o
     if (autograd::Meta* meta = autograd::meta_of(p)) meta->before_first_step = nullptr;
 }
 
+UniqueFunction<std::span<const Optimizer::Update>()> Optimizer::replayed(std::span<const Update> updates) {
+  for (const Update& update : updates)
+    check(
+        update.step > 1 || update.buffers[0].data == nullptr, name(),
+        "parameter {} has no state yet, which is made by the first step; make one before a step is captured in a graph",
+        update.index);
+  captured_ = true;
+  return [this, alive = std::weak_ptr<const void>(alive_),
+          kept = std::vector<Update>(updates.begin(), updates.end())]() mutable -> std::span<const Update> {
+    check(!alive.expired(), "Graph", "the optimizer whose step was captured is gone; keep it as long as the graph");
+    for (const Update& update : kept) {
+      Slot& slot = slots_[update.index];
+      bool same = slot.parameter.raw_for_write().data == update.parameter.data;
+      for (std::size_t k = 0; k < slot.buffers.size(); ++k)
+        same = same && slot.buffers[k].raw_for_write().data == update.buffers[k].data;
+      check(same, name(),
+            "parameter {} or its state has other memory than when the step was captured; capture the graph again after "
+            "a model is moved or a state is loaded",
+            update.index);
+    }
+    for (Update& update : kept) update.step = ++slots_[update.index].steps;
+    return kept;
+  };
+}
+
 void Optimizer::step() {
   fault::point(fault::Point::step);
   const trace::Span span(kStep);
   const NoGradGuard no_grad;
+  captured_ = false;
   std::vector<Tensor> gradients;
   gradients.reserve(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) gradients.push_back(checked_gradient(i));
@@ -202,6 +228,7 @@ void Optimizer::step() {
     work.update.gradient = gradients[i].raw();
     for (std::size_t k = 0; k < slot.buffers.size(); ++k) work.update.buffers[k] = slot.buffers[k].raw_for_write();
     work.update.step = slot.steps + 1;
+    work.update.index = i;
     const auto& set = slot.parameter.identity()->replicas;
     if (!set || set->devices.size() < 2 || set->cuts.back() != work.update.parameter.numel()) continue;
     if (!shared) shared = set;
@@ -219,7 +246,7 @@ void Optimizer::step() {
       run(works, i);
     });
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (gradients[i].defined()) ++slots_[i].steps;
+    if (gradients[i].defined() && !captured_) ++slots_[i].steps;
 }
 
 NamedTensors Optimizer::state_dict() const {

@@ -2,11 +2,13 @@
 // call of a fused kernel a parameter.
 #pragma once
 #include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <tandem/optim/settings.h>
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/io/state.h>
 #include <tandem/tensor/view.h>
 
@@ -53,6 +55,7 @@ class Optimizer : public Stateful {
     View parameter, gradient;
     std::array<View, kMaxBuffers> buffers;  // in the order of buffer_names; null where there is none
     int64_t step = 1;                       // counts from 1
+    std::size_t index = 0;                  // of the parameter
   };
 
   Optimizer() = default;
@@ -73,6 +76,10 @@ class Optimizer : public Stateful {
   /// Calls the kernel, once for all these updates of one group, device and type. Where several CPU devices share a
   /// parameter, each updates its part, all at the same time; so this writes to nothing but the views.
   virtual void update(std::size_t group, std::span<const Update> updates) = 0;
+  /// For updates that are captured in a graph, which then are not counted as a step. The result is called before each
+  /// replay: it counts a step and gives the updates of that step. Throws Error where a buffer has not been made by an
+  /// ordinary step before, and the result does when the optimizer is gone or memory of the parameters is another.
+  UniqueFunction<std::span<const Update>()> replayed(std::span<const Update> updates);
 
  private:
   struct Slot {
@@ -95,6 +102,8 @@ class Optimizer : public Stateful {
 
   std::vector<Slot> slots_;
   std::vector<std::size_t> group_sizes_;
+  bool captured_ = false;  // whether the step under way goes into a graph
+  std::shared_ptr<const void> alive_ = std::make_shared<char>();
 };
 
 // For a class that divides an optimizer's work in a way of its own.

@@ -60,7 +60,7 @@ std::vector<std::string> SGD::buffer_names(std::span<const double> values) const
   return {"momentum_buffer"};
 }
 
-void SGD::update(std::size_t group, std::span<const Update> updates) {
+std::vector<SGDArgs> SGD::arguments(std::size_t group, std::span<const Update> updates) const {
   const SGDOptions& o = options_[group];
   std::vector<SGDArgs> args;
   args.reserve(updates.size());
@@ -74,8 +74,14 @@ void SGD::update(std::size_t group, std::span<const Update> updates) {
                     .weight_decay = o.weight_decay,
                     .nesterov = o.nesterov,
                     .first_step = update.step == 1});
+  return args;
+}
+
+void SGD::update(std::size_t group, std::span<const Update> updates) {
   const Backend& table = backend(updates[0].parameter.device);
-  kernel("SGD", table, table.sgd_step)(args);
+  kernel("SGD", table, table.sgd_step)(arguments(group, updates), [&] {
+    return Replay<SGDArgs>([this, group, next = replayed(updates)] { return arguments(group, next()); });
+  });
 }
 
 }  // namespace tandem::optim

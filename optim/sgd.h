@@ -5,6 +5,10 @@
 
 #include <tandem/optim/optimizer.h>
 
+namespace tandem {
+struct SGDArgs;
+}
+
 namespace tandem::optim {
 
 /// Settings of SGD; defaults as in PyTorch.
@@ -50,6 +54,8 @@ class SGD final : public Optimizer {
   void update(std::size_t group, std::span<const Update> updates) override;
 
  private:
+  std::vector<SGDArgs> arguments(std::size_t group, std::span<const Update> updates) const;
+
   SGDOptions defaults_;
   std::vector<SGDOptions> options_;  // by group
 };

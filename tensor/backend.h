@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/pointwise.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/range_check.h>
@@ -42,6 +44,13 @@ struct AdamArgs {
   std::int64_t step = 1;
 };
 
+/// For a step that is captured in a graph: called before each replay, it gives the arguments anew, as of that step.
+template <class Args>
+using Replay = UniqueFunction<std::vector<Args>()>;
+/// Makes one of them; called only where a graph is being captured.
+template <class Args>
+using MakeReplay = FunctionRef<Replay<Args>()>;
+
 /// What a device type can do.
 struct Backend {
   const char* name;
@@ -74,6 +83,8 @@ struct Backend {
   void (*linear)(const View& x, const View& w, const View& bias, bool relu, const View& y);
   /// dz = y <= 0 ? 0 : g (only when y.data is given; else dz is not written) and db = sum of rows of dz or g.
   void (*bias_relu_grad)(const View& g, const View& y, const View& dz, const View& db);
+  /// dw = g^T x and db = sum of rows of g; g row-major, x as in `linear`.
+  void (*linear_weight_grad)(const View& g, const View& x, const View& dw, const View& db);
 
   // Rows {n, k}, contiguous.
   void (*softmax)(bool log, const View& x, const View& y);
@@ -98,8 +109,8 @@ struct Backend {
   void (*random)(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 
   // One step of several parameters of one device and type; `lr` and the other numbers are each parameter's own.
-  void (*sgd_step)(std::span<const SGDArgs> args);
-  void (*adam_step)(std::span<const AdamArgs> args);
+  void (*sgd_step)(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+  void (*adam_step)(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 };
 
 /// The table of a device's type; Error where there is none.

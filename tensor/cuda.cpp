@@ -25,12 +25,14 @@ bool has_driver() {
   return found;
 }
 
+const Host kHost = {.cpu = &kCpuBackend, .repeat_draw = repeat_draw};
+
 Opened open_table() {
   std::string reason;
   void* const entry = open_module(kModule, kModuleVariable, kEntry, reason);
   if (entry == nullptr)
     return {nullptr, fmt::format("Tandem was built without CUDA, or its module cannot be opened: {}", reason)};
-  return {reinterpret_cast<Entry*>(entry)(kCpuBackend), {}};
+  return {reinterpret_cast<Entry*>(entry)(kHost), {}};
 }
 
 }  // namespace
@@ -86,6 +88,14 @@ void synchronize(Device device) {
 
 bool is_pinned(const Tensor& x) {
   return x.device().is_cpu() && x.numel() > 0 && is_available() && module("is_pinned").is_pinned(x.raw().data);
+}
+
+void set_allow_tf32(bool allow) { module("set_allow_tf32").set_allow_tf32(allow); }
+
+bool allow_tf32() {
+  std::string reason;
+  const Module* const found = find_module(reason);
+  return found != nullptr && found->allow_tf32();
 }
 
 Tensor pin_memory(const Tensor& x) {

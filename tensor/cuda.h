@@ -31,4 +31,10 @@ Tensor pin_memory(const Tensor& x);
 /// Whether the tensor lies in page-locked memory.
 bool is_pinned(const Tensor& x);
 
+/// Lets products of float32 matrices round their operands to TF32 (10 bits of mantissa), which is several times faster.
+/// Off until it is called; for all devices and threads. Throws Error where CUDA cannot be used.
+void set_allow_tf32(bool allow);
+/// Whether they may.
+bool allow_tf32();
+
 }  // namespace tandem::cuda

@@ -20,6 +20,10 @@ Streams& streams() {
 // Not in ThreadContext, which is carried into other threads: these would draw from the one key at the same time.
 thread_local PhiloxKey* t_scope = nullptr;
 
+PhiloxKey draw_from(std::size_t stream, std::uint64_t blocks) {
+  return {streams().seed, stream, streams().positions[stream].fetch_add(blocks)};
+}
+
 }  // namespace
 
 void manual_seed(std::uint64_t seed) { set_random_state({seed, {}}); }
@@ -46,8 +50,16 @@ PhiloxKey draw(std::uint64_t blocks) {
     t_scope->block += blocks;
     return start;
   }
-  const auto stream = static_cast<std::size_t>(t_thread_context.random_stream);
-  return {streams().seed, stream, streams().positions[stream].fetch_add(blocks)};
+  return draw_from(static_cast<std::size_t>(t_thread_context.random_stream), blocks);
+}
+
+UniqueFunction<PhiloxKey()> repeat_draw(const PhiloxKey& drawn, std::uint64_t blocks) {
+  check(t_scope == nullptr, "random",
+        "numbers that are drawn in a RandomScope, as reproducible_shards does, cannot be captured in a graph; run this "
+        "step without a graph");
+  const auto stream = static_cast<std::size_t>(drawn.stream);
+  streams().positions[stream].fetch_sub(blocks);
+  return [stream, blocks] { return draw_from(stream, blocks); };
 }
 
 RandomStream::RandomStream(int stream) : previous_(t_thread_context.random_stream) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/compiler.h>
 
 namespace tandem {
@@ -27,6 +28,10 @@ struct PhiloxKey {
   std::uint64_t block = 0;
 };
 PhiloxKey draw(std::uint64_t blocks);
+/// For a draw of `blocks` that the calling thread has just made for a graph, where it is not executed: gives the blocks
+/// back to their stream. The result is called before each replay and draws as many from the same stream. Throws Error
+/// inside a RandomScope, whose numbers are used up when it ends.
+UniqueFunction<PhiloxKey()> repeat_draw(const PhiloxKey& drawn, std::uint64_t blocks);
 
 /// Makes the calling thread draw from another stream until it is destroyed. Replica i of a data-parallel model and
 /// rank i of a distributed one use stream i, so that their numbers do not depend on which thread runs when.

@@ -127,21 +127,22 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
     record("linear", {&rows, &weight, &offset}, y,
            [sx = Saved(weight.requires_grad() ? rows : Tensor()), sw = Saved(rows.requires_grad() ? weight : Tensor()),
             sy = Saved(relu ? y : Tensor()), out = w.size(0)](Gradients& g) {
-             Tensor dz = g[0].contiguous();
-             if (sy.defined() || g.wanted(2)) {
-               const Tensor gradient = dz;
-               if (sy.defined()) dz = empty_like(gradient);
-               Tensor db = g.wanted(2) ? g.memory_for(2) : empty_beside(dz, {out}, dz.dtype());
-               backend(dz.device())
-                   .bias_relu_grad(gradient.raw(), sy.defined() ? sy.get("linear").raw() : View(),
-                                   sy.defined() ? dz.raw_for_write() : View(), db.raw_for_write());
-               if (g.wanted(2)) g.set(2, std::move(db));
-             }
-             if (g.wanted(1)) {
-               Tensor dw = g.memory_for(1);
-               matmul_into(dz.t(), sx.get("linear"), dw);
-               g.set(1, std::move(dw));
-             }
+             const Tensor gradient = g[0].contiguous();
+             const Backend& kernels = backend(gradient.device());
+             const bool weights = g.wanted(1), offsets = g.wanted(2);
+             Tensor dz = sy.defined() ? empty_like(gradient) : gradient;
+             Tensor dw = weights ? g.memory_for(1) : Tensor();
+             Tensor db = offsets ? g.memory_for(2) : sy.defined() ? empty_beside(dz, {out}, dz.dtype()) : Tensor();
+             const bool both = weights && offsets && !sy.defined();
+             if (sy.defined())
+               kernels.bias_relu_grad(gradient.raw(), sy.get("linear").raw(), dz.raw_for_write(), db.raw_for_write());
+             else if (both)
+               kernels.linear_weight_grad(dz.raw(), sx.get("linear").raw(), dw.raw_for_write(), db.raw_for_write());
+             else if (offsets)
+               kernels.bias_relu_grad(dz.raw(), View(), View(), db.raw_for_write());
+             if (weights && !both) matmul_into(dz.t(), sx.get("linear"), dw);
+             if (weights) g.set(1, std::move(dw));
+             if (offsets) g.set(2, std::move(db));
              if (g.wanted(0)) {
                Tensor dx = g.memory_for(0);
                matmul_into(dz, sw.get("linear"), dx);

@@ -21,6 +21,7 @@ const Backend kCpuBackend = {
     .matmul = cpu::matmul,
     .linear = cpu::linear,
     .bias_relu_grad = cpu::bias_relu_grad,
+    .linear_weight_grad = cpu::linear_weight_grad,
     .softmax = cpu::softmax,
     .softmax_grad = cpu::softmax_grad,
     .cross_entropy = cpu::cross_entropy,

@@ -23,6 +23,7 @@ void arg_reduce(bool largest, int dim, const View& x, const View& values, const 
 void matmul(const View& a, const View& b, const View& c);
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y);
 void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db);
+void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db);
 // softmax.cpp
 void softmax(bool log, const View& x, const View& y);
 void softmax_grad(bool log, const View& g, const View& y, const View& dx);
@@ -38,7 +39,7 @@ void scatter_add(const View& g, int dim, const View& index, const View& x);
 // random.cpp
 void random(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 // optimizer.cpp
-void sgd_step(std::span<const SGDArgs> args);
-void adam_step(std::span<const AdamArgs> args);
+void sgd_step(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+void adam_step(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 
 }  // namespace tandem::cpu

@@ -21,6 +21,12 @@ Matrix layout(const View& v) {
   return {true, std::max(v.strides[1], v.shape[0])};
 }
 
+View transpose(View v) {
+  std::swap(v.shape[0], v.shape[1]);
+  std::swap(v.strides[0], v.strides[1]);
+  return v;
+}
+
 template <class T>
 void eigen_matmul(const View& a, const View& b, const View& c) {
   using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -106,10 +112,7 @@ void linear(const View& x, const View& w, const View& bias, bool relu, const Vie
                    y.ptr<float>());
     return;
   }
-  View wt = w;
-  std::swap(wt.shape[0], wt.shape[1]);
-  std::swap(wt.strides[0], wt.strides[1]);
-  matmul(x, wt, y);
+  matmul(x, transpose(w), y);
   if (bias.data == nullptr && !relu) return;
   dispatch_real("linear", y.dtype, [&]<class T>() {
     const std::int64_t n = y.shape[1];
@@ -139,6 +142,11 @@ void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db
                    }
                  });
   });
+}
+
+void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db) {
+  bias_relu_grad(g, {}, {}, db);
+  matmul(transpose(g), x, dw);
 }
 
 }  // namespace tandem::cpu

@@ -1,11 +1,11 @@
 // The CUDA backend's row in the kernel table.
 #pragma once
-#include <tandem/tensor/backend.h>
+#include <tandem/tensor/cuda/module.h>
 
 namespace tandem::cuda {
 
 extern const Backend kBackend;
-/// The library's table for the host's part of copies between host and device; set when the module is opened.
-extern const Backend* g_cpu;
+/// What the library does for the module; set when it is opened.
+extern const Host* g_host;
 
 }  // namespace tandem::cuda

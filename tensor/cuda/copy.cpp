@@ -27,8 +27,8 @@ View dense(const View& like, void* data, DType dtype, Device device) {
 // Memory of the host for the time of one copy.
 class HostScratch {
  public:
-  explicit HostScratch(std::size_t bytes) : bytes_(bytes), data_(g_cpu->allocate(Device(), bytes)) {}
-  ~HostScratch() { g_cpu->release(Device(), data_, bytes_); }
+  explicit HostScratch(std::size_t bytes) : bytes_(bytes), data_(g_host->cpu->allocate(Device(), bytes)) {}
+  ~HostScratch() { g_host->cpu->release(Device(), data_, bytes_); }
   HostScratch(const HostScratch&) = delete;
   HostScratch& operator=(const HostScratch&) = delete;
   void* data() const { return data_; }
@@ -42,7 +42,7 @@ void from_host(const View& from, const View& to, bool non_blocking) {
   if (!from.contiguous()) {
     const HostScratch scratch(bytes_of(from));
     const View packed = dense(from, scratch.data(), from.dtype, from.device);
-    g_cpu->copy(from, packed, false);
+    g_host->cpu->copy(from, packed, false);
     return from_host(packed, to, false);
   }
   const cudaStream_t stream = use(to.device);
@@ -69,7 +69,7 @@ void to_host(const View& from, const View& to) {
     const HostScratch scratch(bytes_of(to));
     const View packed = dense(to, scratch.data(), to.dtype, to.device);
     to_host(from, packed);
-    return g_cpu->copy(packed, to, false);
+    return g_host->cpu->copy(packed, to, false);
   }
   check_status(cudaMemcpyAsync(to.data, from.data, bytes_of(from), cudaMemcpyDeviceToHost, stream), "copy");
   check_status(cudaStreamSynchronize(stream), "copy");
@@ -105,7 +105,7 @@ void between_devices(const View& from, const View& to) {
 
 }  // namespace
 
-const Backend* g_cpu = nullptr;
+const Host* g_host = nullptr;
 
 void copy(const View& from, const View& to, bool non_blocking) {
   if (to.numel() == 0) return;

@@ -29,6 +29,7 @@ void arg_reduce(bool largest, int dim, const View& x, const View& values, const 
 // matmul.cpp
 void matmul(const View& a, const View& b, const View& c);
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y);
+void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db);
 // bias.cu
 void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db);
 /// y[i, j] += bias[j], then ReLU: what follows a product that does not do it itself.
@@ -49,7 +50,7 @@ void scatter_add(const View& g, int dim, const View& index, const View& x);
 // random.cu
 void random(RandomKind kind, double low, double high, const PhiloxKey& key, const View& y);
 // optimizer.cu
-void sgd_step(std::span<const SGDArgs> args);
-void adam_step(std::span<const AdamArgs> args);
+void sgd_step(std::span<const SGDArgs> args, MakeReplay<SGDArgs> replay);
+void adam_step(std::span<const AdamArgs> args, MakeReplay<AdamArgs> replay);
 
 }  // namespace tandem::cuda

@@ -58,7 +58,8 @@ struct Team {
     __shared__ T shared[kTeam / 32];
     T mine = initial;
     for (std::int64_t i = threadIdx.x; i < n; i += kTeam) mine = combine(mine, value(i));
-    for (int lane = 16; lane > 0; lane /= 2) mine = combine(mine, __shfl_xor_sync(0xffffffffU, mine, lane));
+    for (int lane = 16; lane > 0; lane /= 2)
+      mine = combine(mine, static_cast<T>(__shfl_xor_sync(0xffffffffU, mine, lane)));  // a byte comes back as int
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
     __syncthreads();
     T total = shared[0];

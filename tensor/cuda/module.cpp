@@ -3,6 +3,7 @@
 
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/cublas_lt.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/runtime.h>
 
@@ -114,6 +115,8 @@ const Module kTable = {
     .record_time = record_time,
     .seconds_between = seconds_between,
     .release_time = release_time,
+    .set_allow_tf32 = set_allow_tf32,
+    .allow_tf32 = allow_tf32,
     .exchange_stream = exchange_thread_stream,
     .new_stream = new_stream,
     .release_stream = release_stream,
@@ -128,7 +131,7 @@ const Module kTable = {
 }  // namespace tandem::cuda
 
 extern "C" __attribute__((visibility("default"))) const tandem::cuda::Module* tandem_cuda_module_1(
-    const tandem::Backend& cpu) {
-  tandem::cuda::g_cpu = &cpu;
+    const tandem::cuda::Host& host) {
+  tandem::cuda::g_host = &host;
   return &tandem::cuda::kTable;
 }

@@ -39,6 +39,9 @@ struct Module {
   /// Seconds from one to another on the same device; waits for the later one.
   double (*seconds_between)(void* start, void* end);
   void (*release_time)(void* event);
+  /// Whether products of float32 may use TF32.
+  void (*set_allow_tf32)(bool allow);
+  bool (*allow_tf32)();
   // Streams and events are CUDA's own.
   /// Sets where the calling thread's work goes, and returns what it was.
   ThreadStream (*exchange_stream)(ThreadStream next);
@@ -55,8 +58,13 @@ struct Module {
   /// Called with the device after each time that the host has waited for it; may throw.
   void (*set_synchronize_hook)(void (*hook)(int device));
 };
-/// The module's function: `cpu` is the library's own table, for work on the host.
-using Entry = const Module*(const Backend& cpu);
+/// What the module calls of the library.
+struct Host {
+  const Backend* cpu;
+  UniqueFunction<PhiloxKey()> (*repeat_draw)(const PhiloxKey& drawn, std::uint64_t blocks);
+};
+/// The module's function.
+using Entry = const Module*(const Host& host);
 
 /// The module, or null with the reason why it cannot be opened.
 const Module* find_module(std::string& reason);

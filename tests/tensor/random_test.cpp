@@ -77,6 +77,25 @@ TEST_CASE("random: streams differ, end with their scope, and are saved") {
   CHECK(RandomStream::current() == 3);
 }
 
+TEST_CASE("random: a captured draw takes nothing until it is replayed") {
+  manual_seed(9);
+  (void)draw(5);
+  UniqueFunction<PhiloxKey()> again;
+  {
+    const RandomStream stream(2);
+    again = repeat_draw(draw(3), 3);
+  }
+  CHECK(random_state().positions == std::vector<std::uint64_t>{5});
+  const PhiloxKey first = again(), second = again();
+  CHECK(first.seed == 9);
+  CHECK(first.stream == 2);
+  CHECK(first.block == 0);
+  CHECK(second.block == 3);
+  CHECK(random_state().positions == std::vector<std::uint64_t>{5, 0, 6});
+  const RandomScope scope({.seed = 1, .stream = kMaxStreams, .block = 0});
+  CHECK_ERROR(repeat_draw(draw(3), 3).operator bool(), "RandomScope", "without a graph");
+}
+
 TEST_CASE("random: the number of threads changes nothing") {
   const int before = num_threads();
   Tensor first;
