@@ -28,6 +28,13 @@ std::int64_t bytes_of_mb(const char* option, double mb) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(mb * (1 << 20)));
 }
 
+// The same as with a number, for which the host would have to wait.
+Tensor mean_of_parts(const Tensor& sum, const Tensor& normalizer, int ranks) {
+  const Tensor nothing = zeros_like(normalizer);
+  const Tensor factor = where(normalizer == nothing, nothing, static_cast<double>(ranks) / normalizer);
+  return sum * factor.to(sum.dtype());
+}
+
 }  // namespace
 
 // Shared with the graph: a backward may come after the wrapper is gone.
@@ -58,6 +65,9 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   bool of_all_rows = false;    // a backward since the last average went through a result of loss
   bool keeps_average = false;  // gradients have in them the last average: every rank has its share of that
   double scale = 1;            // of the averages of this backward
+
+  // Where the ranks' sums are: the GPU of the model, or the CPU.
+  Device home() const { return wrapped.front().device.is_cuda() ? wrapped.front().device : Device(); }
 
   // What the ranks do together, in a join.
   enum Call { kBuffers, kNormalizer, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
@@ -134,7 +144,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     if (call == kBuffers) {
       broadcast_tensors(module->buffers(), who.lowest, *group);
     } else if (call == kNormalizer) {
-      Tensor nothing = zeros({}, {.dtype = float64});
+      Tensor nothing = zeros({}, {.dtype = float64, .device = home()});
       group->all_reduce(nothing).wait();
     } else if (call == kFirstStep) {
       check_before_first_step(*module, nullptr, *group, who.ended);
@@ -305,7 +315,9 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     const bool mean = reduction == Reduction::mean;
     Work summed;
     auto sum_up = [&](const Tensor& own) {
-      normalizer = own.detach().to(float64).clone();
+      normalizer = own.device().is_cpu() && home().is_cuda()
+                       ? full({}, own.item<double>(), {.dtype = float64, .device = home()})
+                       : own.detach().to(float64).clone();
       announce(kNormalizer);
       summed = group->all_reduce(normalizer);
     };
@@ -318,7 +330,9 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       summed.wait();
     }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
-    Tensor result = mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
+    Tensor result = mean && normalizer.device().is_cuda()
+                        ? mean_of_parts(own.sum, normalizer, group->size())
+                        : mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
     attach({&result, 1}, self, true);
     return result;
   }

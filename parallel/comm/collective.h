@@ -73,9 +73,9 @@ struct Fingerprint {
   std::uint64_t sequence =
       0;  // counts the group's collectives; for send and recv, the messages from the one to the other
   std::int32_t operation = 0, dtype = 0, root = 0, op = 0;
-  std::int64_t count = 0;  // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
-  std::int32_t dims = 0;   // and the shape of it, where it has at most kMaxDims dimensions
-  std::int32_t stage = 0;  // of a join, for errors: ranks in different stages agree
+  std::int64_t count = 0;   // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
+  std::int32_t dims = 0;    // and the shape of it, where it has at most kMaxDims dimensions
+  std::int32_t stage = 0;   // of a join, for errors: ranks in different stages agree
   std::int32_t on_gpu = 0;  // the data go from GPU to GPU, and not the way that the fingerprint goes
   std::array<std::int64_t, kMaxDims> shape = {};
   bool of_join() const { return stage != 0; }

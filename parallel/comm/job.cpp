@@ -220,9 +220,8 @@ int world_size() {
 Device local_device() {
   const int count = cuda::device_count();
   if (count == 0) return {};
-  const int place = t_thread_rank != nullptr
-                        ? t_thread_rank->rank
-                        : start_environment("local_device").local_rank.value_or(Setting{}).value;
+  const int place = t_thread_rank != nullptr ? t_thread_rank->rank
+                                             : start_environment("local_device").local_rank.value_or(Setting{}).value;
   return Device(DeviceType::cuda, place % count);
 }
 

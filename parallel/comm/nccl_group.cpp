@@ -266,10 +266,11 @@ const NcclTable& nccl_module() {
   static const NcclTable& table = []() -> const NcclTable& {
     std::string reason;
     void* const entry = open_module(kNcclModule, kNcclModuleVariable, kNcclEntry, reason);
-    check(entry != nullptr, "nccl",
-          "NCCL cannot be used, by which tensors go from GPU to GPU: {}; install NCCL and build again, or use tensors of "
-          "the CPU",
-          reason);
+    check(
+        entry != nullptr, "nccl",
+        "NCCL cannot be used, by which tensors go from GPU to GPU: {}; install NCCL and build again, or use tensors of "
+        "the CPU",
+        reason);
     return *reinterpret_cast<NcclEntry*>(entry)();
   }();
   return table;

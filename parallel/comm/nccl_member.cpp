@@ -73,10 +73,11 @@ void NcclMember::connect(const Fingerprint& call) {
     if (!lock.owns_lock()) lock.lock();
     publish(setup_, {.ranks = {rank_}, .how = fmt::format("cannot connect on {}: {}", device(), e.what())});
     std::rethrow_exception(stop(std::make_exception_ptr(CommError(
-        rank_, fmt::format("{}cannot connect on {} for {}: {}; each rank of a process group over nccl needs a device of "
-                           "its own, as local_device() gives (two processes may share one for a test where NCCL_HOSTID "
-                           "differs between them)",
-                           who(rank_, size()), device(), describe(call), e.what())))));
+        rank_,
+        fmt::format("{}cannot connect on {} for {}: {}; each rank of a process group over nccl needs a device of "
+                    "its own, as local_device() gives (two processes may share one for a test where NCCL_HOSTID "
+                    "differs between them)",
+                    who(rank_, size()), device(), describe(call), e.what())))));
   }
   connected_ = true;
   watchdog_ = std::thread([this] { watch(); });
@@ -155,12 +156,10 @@ void NcclMember::join(const std::shared_ptr<Flight>& flight) {
 }
 
 void NcclMember::join_all() {
-  std::shared_ptr<Flight> last;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!flights_.empty()) last = flights_.back();
-  }
-  if (last) join(last);
+  const std::lock_guard lock(mutex_);
+  if (broken_ || flights_.empty()) return;
+  flights_.back()->end.hold_up(device());
+  for (const auto& flight : flights_) flight->joined = true;
 }
 
 bool NcclMember::is_done(const Flight& flight) {
@@ -172,9 +171,10 @@ void NcclMember::refuse(const std::string& message) {
   const std::lock_guard lock(mutex_);
   if (!refused_)
     refused_ = std::make_exception_ptr(CommError(
-        rank_, fmt::format("{}took no part in an earlier collective, so that the group has no more collectives on GPUs; "
-                           "make another group: {}",
-                           who(rank_, size()), message)));
+        rank_,
+        fmt::format("{}took no part in an earlier collective, so that the group has no more collectives on GPUs; "
+                    "make another group: {}",
+                    who(rank_, size()), message)));
 }
 
 std::exception_ptr NcclMember::break_off(const std::exception_ptr& error) {
@@ -284,8 +284,8 @@ void NcclMember::give_up(Lock& lock, std::vector<int> peers, bool late, const st
   lock.unlock();
   std::exception_ptr error;
   try {
-    error = std::make_exception_ptr(explain(
-        setup_, rank_, {.peers = std::move(peers), .late = late, .echo = false, .text = text}, call));
+    error = std::make_exception_ptr(
+        explain(setup_, rank_, {.peers = std::move(peers), .late = late, .echo = false, .text = text}, call));
   } catch (...) {
     error = std::current_exception();
   }

@@ -29,11 +29,11 @@ struct Flight {
   bool joined = false;    // a stream waits for it
 };
 
-/// Note [Lost ranks on GPUs]: ranks agree on each collective through the host group, whose Work throws when one is lost,
-/// late, or means something else; the communicator is then aborted, which ends its kernels, since they wait for a rank
-/// that does not come. What is lost after that agreement is seen by the watchdog. It aborts the communicator too, so
-/// that a host that waits for the device is set free; it finds the error at once, since each wait for the device asks
-/// for it. From then on every collective of the group on a GPU throws what was found first.
+/// Note [Lost ranks on GPUs]: ranks agree on each collective through the host group, whose Work throws when one is
+/// lost, late, or means something else; the communicator is then aborted, which ends its kernels, since they wait for a
+/// rank that does not come. What is lost after that agreement is seen by the watchdog. It aborts the communicator too,
+/// so that a host that waits for the device is set free; it finds the error at once, since each wait for the device
+/// asks for it. From then on every collective of the group on a GPU throws what was found first.
 class NcclMember {
  public:
   /// Opens the module. `setup` has a name of its own, other than the host group's.
@@ -50,8 +50,9 @@ class NcclMember {
   void connect(const Fingerprint& call);
   /// Gives a collective to the GPU, after what the calling thread's stream has been given. Null when it is broken.
   std::shared_ptr<Flight> launch(const Collective& c, const Fingerprint& call, const Work& host);
-  /// The calling thread's stream goes on after the collective, or after all of them. Throws when the member is broken.
+  /// The calling thread's stream goes on after the collective. Throws when the member is broken.
   void join(const std::shared_ptr<Flight>& flight);
+  /// After all of them; nothing when the member is broken.
   void join_all();
   bool is_done(const Flight& flight);
   /// No collective can succeed any more; returns the error that counts, which is the first.
@@ -94,7 +95,7 @@ class NcclMember {
   std::deque<std::shared_ptr<Flight>> flights_;
   std::exception_ptr broken_ = nullptr, refused_ = nullptr;
   bool connected_ = false, captured_ = false, ending_ = false;
-  int asked_ = 0;                   // the peer whose end was looked for last
+  int asked_ = 0;                    // the peer whose end was looked for last
   const Flight* doubted_ = nullptr;  // first under way when a peer that ended well was seen
   double doubted_since_ = 0;
   Fingerprint last_ = {};  // the last call

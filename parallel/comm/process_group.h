@@ -101,12 +101,12 @@ class ProcessGroup {
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
 struct InitOptions {
-  std::string backend = {};            // "shm", "gloo", "mpi", "thread", "nccl"; empty: nccl where there are CUDA
-                                       // devices, else shm where all ranks share a host, else gloo
-  std::string init_method = "env://";  // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
-                                       // "tcp://host:port", which rank 0 holds, or "file:///path"
-  int rank = -1;                       // from RANK when left out
-  int world_size = -1;                 // from WORLD_SIZE when left out
+  std::string backend = {};                // "shm", "gloo", "mpi", "thread", "nccl"; empty: nccl where there are CUDA
+                                           // devices, else shm where all ranks share a host, else gloo
+  std::string init_method = "env://";      // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
+                                           // "tcp://host:port", which rank 0 holds, or "file:///path"
+  int rank = -1;                           // from RANK when left out
+  int world_size = -1;                     // from WORLD_SIZE when left out
   std::shared_ptr<Store> store = nullptr;  // instead of init_method
   double timeout_seconds = 0;              // how long a collective, or joining, waits for a rank that does not come; on
                                            // shm and thread, also for one that has started it and then computes
