@@ -25,7 +25,12 @@ class GpuWork final : public Work::State {
       : member_(std::move(member)), host_(std::move(host)), flight_(std::move(flight)) {}
   bool poll() override {
     if (ended_) return true;
-    return host_.is_completed() && (!flight_ || member_->is_done(*flight_));
+    if (!agreed_) {
+      if (!host_.is_completed()) return false;
+      if (host_.exception() != nullptr) return true;
+      agreed_ = true;
+    }
+    return !flight_ || member_->is_done(*flight_);
   }
   void wait() override {
     if (!std::exchange(ended_, true)) try {
@@ -51,7 +56,7 @@ class GpuWork final : public Work::State {
   const Work host_;
   std::shared_ptr<Flight> flight_;
   std::exception_ptr error_;
-  bool ended_ = false;
+  bool agreed_ = false, ended_ = false;
 };
 
 // A collective of the hosts in a group that has works on GPUs, too. An error that ranks learn by it ends what the group
@@ -138,7 +143,7 @@ Work NcclGroup::start(const Collective& c) {
 Work NcclGroup::start_on_host(const Collective& c) {
   const bool fails = c.operation == Operation::fail;
   Work host = start_in(*host_, c);
-  if (!member_ || is_message(c.operation)) return host;
+  if (!member_ || !member_->connected() || is_message(c.operation)) return host;
   if (fails) member_->refuse(c.message);
   return Work(std::make_shared<HostWork>(member_, std::move(host), fails));
 }
@@ -175,12 +180,18 @@ Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
   std::shared_ptr<Flight> flight;
   try {
     if (!member_->connected()) {
-      host.wait();  // all ranks connect then
+      try {
+        host.wait();  // all ranks connect then, or none does
+      } catch (const CommError&) {
+        return host;
+      }
       member_->connect(call);
     }
     flight = member_->launch(c, call, host);
-  } catch (const CommError&) {  // is thrown again by the Work
-    if (!member_->connected()) return Work(std::make_shared<GpuWork>(member_, std::move(host), nullptr));
+  } catch (const CommError&) {  // which the member has kept, for the Work
+  } catch (const Error& e) {
+    (void)member_->break_off(std::make_exception_ptr(CommError(
+        rank(), fmt::format("rank {} of {}: {} cannot be started: {}", rank(), size(), describe(call), e.what()))));
   }
   return Work(std::make_shared<GpuWork>(member_, std::move(host), std::move(flight)));
 }

@@ -42,8 +42,9 @@ void NcclMember::leave() {
   flights_.clear();
   forget_broken(device(), broken_);
   // When the process ends, CUDA may have gone already, and takes everything with it.
+  static auto* const kept = new std::vector<std::unique_ptr<NcclLink>>();
   if (link_ && ends_at_once() && std::uncaught_exceptions() == 0)
-    (void)link_.release();
+    kept->push_back(std::move(link_));
   else if (link_)
     link_->abort();
   link_.reset();
