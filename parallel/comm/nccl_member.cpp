@@ -17,6 +17,9 @@ namespace tandem::parallel {
 namespace {
 
 constexpr auto kLookTime = std::chrono::milliseconds(20);  // between looks of the watchdog
+constexpr auto kLookTimeOfGraphs = std::chrono::milliseconds(200);
+// Only a collective that lasts for so long makes the watchdog ask the store.
+constexpr double kPatience = 0.1;
 // How long a rank that has ended well may have left its share of a collective on its way.
 constexpr double kLeftSeconds = 0.3;
 
@@ -222,8 +225,14 @@ void NcclMember::watch() {
   while (!ending_) {
     if (!busy())
       changed_.wait(lock, [this] { return ending_ || busy(); });
-    else if (!changed_.wait_for(lock, kLookTime, [this] { return ending_; }))
-      look(lock);
+    else if (!changed_.wait_for(lock, flights_.empty() ? kLookTimeOfGraphs : kLookTime, [this] { return ending_; }))
+      try {
+        look(lock);
+      } catch (const std::exception& e) {  // of the device
+        if (!lock.owns_lock()) lock.lock();
+        stop(std::make_exception_ptr(
+            CommError(rank_, fmt::format("{}{} cannot go on: {}", who(rank_, size()), describe(last_), e.what()))));
+      }
   }
 }
 
@@ -249,9 +258,11 @@ void NcclMember::look(Lock& lock) {
   } catch (const Error& e) {
     return give_up(lock, others, false, e.what(), call);
   }
-  // The host's own agreement, where it is still missing, has a timeout of its own.
-  if (!flights_.empty() && clock_seconds() - flights_.front()->since > setup_.timeout_seconds)
-    return give_up(lock, others, true, "late", call);
+  if (!flights_.empty()) {
+    const double seconds = clock_seconds() - flights_.front()->since;
+    if (seconds < kPatience) return;
+    if (seconds > setup_.timeout_seconds) return give_up(lock, others, true, "late", call);
+  }
   if (const int lost = lost_peer(lock); lost >= 0 && !broken_ && !ending_)
     give_up(lock, {lost}, false, "has ended", call);
 }
@@ -272,10 +283,12 @@ int NcclMember::lost_peer(Lock& lock) {
   } catch (const Error&) {  // the deadline will tell
   }
   lock.lock();
-  if (group_lost || (!how.empty() && !(connected_ && ended_well(how)))) return peer;
-  // One that has ended well may have done its part, unless that does not end.
-  if (how.empty() || running == nullptr || flights_.empty() || flights_.front() != running) return -1;
-  if (std::exchange(doubted_, running.get()) != running.get()) doubted_since_ = clock_seconds();
+  if (group_lost || (!how.empty() && !ended_well(how))) return peer;
+  // One that has ended well may have done its part, unless what waits for it does not end.
+  const auto still = flights_.empty() ? nullptr : flights_.front();
+  if (how.empty() || running != still || (connected_ && running == nullptr)) return -1;
+  const void* const waiting = running != nullptr ? static_cast<const void*>(running.get()) : this;
+  if (std::exchange(doubted_, waiting) != waiting) doubted_since_ = clock_seconds();
   return clock_seconds() - doubted_since_ > kLeftSeconds ? peer : -1;
 }
 

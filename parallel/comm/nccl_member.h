@@ -95,8 +95,8 @@ class NcclMember {
   std::deque<std::shared_ptr<Flight>> flights_;
   std::exception_ptr broken_ = nullptr, refused_ = nullptr;
   bool connected_ = false, captured_ = false, ending_ = false;
-  int asked_ = 0;                    // the peer whose end was looked for last
-  const Flight* doubted_ = nullptr;  // first under way when a peer that ended well was seen
+  int asked_ = 0;                  // the peer whose end was looked for last
+  const void* doubted_ = nullptr;  // what waited when a peer that has ended well was seen
   double doubted_since_ = 0;
   Fingerprint last_ = {};  // the last call
   std::thread watchdog_;

@@ -1,8 +1,15 @@
 // The backend nccl over real processes, or over threads as ranks. Ends with 1 on a fault.
 // usage: nccl_program threads|processes
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+
 #include <tandem/tandem.h>
 #include <tandem/tests/cuda/nccl_cases.h>
 #include <tandem/tests/parallel/collective_cases.h>
+#include <tandem/tests/parallel/proofs.h>
 
 using namespace tandem;
 using test::require;
@@ -38,6 +45,33 @@ void run(int rank, int ranks) {
   (void)again->all_reduce(unfinished);  // ends with the group
   again.reset();
   parallel::destroy_process_group();
+}
+
+// A rank dies when all have agreed on a collective, before its GPU has come to it: those of the others wait for it.
+void lost_in_flight(int rank, int) {
+  parallel::init_process_group();
+  const Device device = parallel::local_device();
+  const auto group = parallel::default_group();
+  Tensor t = ones({1000}, {.device = device}), busy = ones({2'000'000}, {.device = device});
+  group->all_reduce(t).wait();
+  require(t.to(Device())[0].item<double>() == 3, "a sum before");
+  group->barrier().wait();
+  for (int i = 0; rank == 2 && i < 200; ++i) busy.add_(1.0);
+  const parallel::Work work = group->all_reduce(t), next = group->all_reduce(t);
+  work.wait();
+  next.wait();  // the ranks have agreed, and the host does not wait for the GPU
+  if (rank == 2) kill(getpid(), SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = fmt::format(
+      "rank {} of 3: rank 2 was killed by signal 9 (Killed) while this rank waited in all_reduce (sum, call", rank);
+  if (rank == 0)
+    require_error(text, [&] { (void)t.to(Device()); });
+  else
+    require_error(text, [&] { cuda::synchronize(device); });
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "in time");
+  cuda::synchronize(device);  // it is thrown once
+  for (int i = 0; i < 2; ++i) require_error("rank 2 was killed by signal 9", [&] { group->all_reduce(t).wait(); });
+  test::prove(rank);
 }
 
 // Several ranks on one device, which NCCL refuses.
@@ -83,5 +117,8 @@ int main(int argc, char** argv) {
   }
   for (const int ranks : {1, 2, 4})
     if (const int code = parallel::spawn(run, {.nprocs = ranks}); code != 0) return code;
-  return parallel::spawn(share_a_device, {.nprocs = 2});
+  if (const int code = parallel::spawn(share_a_device, {.nprocs = 2}); code != 0) return code;
+  const bool parent = std::getenv("RANK") == nullptr;  // in the others, earlier calls of spawn return at once
+  const int code = parallel::spawn(lost_in_flight, {.nprocs = 3});
+  require(!parent || (code == 137 && test::proved(0) && test::proved(1)), "a rank that dies in flight is seen");
 }
