@@ -100,9 +100,10 @@ Work ProcessGroup::run(Collective c) {
   check(rank() >= 0, name(c.operation), "this process is not a member of the group; only its members may call it");
   for (const Tensor& t : {c.input, c.output})
     if (t.defined()) check_served(name(c.operation), *this, t.device());
-  check(!c.input.defined() || !c.output.defined() || c.input.device().type() == c.output.device().type(),
-        name(c.operation), "the input is on {}, but the output is on {}; they must be on one device", c.input.device(),
-        c.output.device());
+  if (c.input.defined() && c.output.defined())
+    check(c.input.device().type() == c.output.device().type(), name(c.operation),
+          "the input is on {}, but the output is on {}; they must be on one device", c.input.device(),
+          c.output.device());
   check_memory(c, rank());
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();

@@ -1,5 +1,6 @@
 #include <tandem/tests/cuda/nccl_cases.h>
 
+#include <algorithm>
 #include <functional>
 
 #include <tandem/autograd/functions.h>

@@ -14,7 +14,8 @@ std::shared_ptr<nn::SequentialImpl> make_net(int phase) {
   auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(6, 16), nn::ReLU(), nn::Linear(16, 16), nn::ReLU(),
                                                   nn::Linear(16, 4));
   const NoGradGuard no_grad;
-  for (Tensor& p : net->parameters()) p.copy_(values_of(phase, p.numel(), float32, ++phase).view(p.shape()) * 0.2);
+  int salt = 0;
+  for (Tensor& p : net->parameters()) p.copy_(values_of(phase, p.numel(), float32, ++salt).view(p.shape()) * 0.2);
   return net;
 }
 
