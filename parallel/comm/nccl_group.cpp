@@ -46,7 +46,8 @@ class GpuWork final : public Work::State {
     try {
       host_.wait();
     } catch (...) {
-      std::rethrow_exception(member_->break_off(std::current_exception()));
+      member_->break_off(std::current_exception());
+      throw;
     }
     member_->join(flight_);
     flight_ = nullptr;
@@ -69,7 +70,7 @@ class HostWork final : public Work::State {
     try {
       host_.wait();
     } catch (const CommError&) {
-      (void)member_->break_off(std::current_exception());
+      member_->break_off(std::current_exception());
       throw;
     }
     if (!fails_) member_->join_all();
@@ -190,7 +191,7 @@ Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
     flight = member_->launch(c, call, host);
   } catch (const CommError&) {  // which the member has kept, for the Work
   } catch (const Error& e) {
-    (void)member_->break_off(std::make_exception_ptr(CommError(
+    member_->break_off(std::make_exception_ptr(CommError(
         rank(), fmt::format("rank {} of {}: {} cannot be started: {}", rank(), size(), describe(call), e.what()))));
   }
   return Work(std::make_shared<GpuWork>(member_, std::move(host), std::move(flight)));

@@ -35,6 +35,7 @@ NcclMember::NcclMember(const GroupSetup& setup, Device device)
 NcclMember::~NcclMember() { leave(); }
 
 void NcclMember::leave() {
+  if (!link_) return;  // it has left already
   if (connected_ && !ends_at_once()) finish();
   {
     const std::lock_guard lock(mutex_);
@@ -181,16 +182,14 @@ void NcclMember::refuse(const std::string& message) {
                     who(rank_, size()), message)));
 }
 
-std::exception_ptr NcclMember::break_off(const std::exception_ptr& error) {
+void NcclMember::break_off(const std::exception_ptr& error) {
   Lock lock(mutex_);
   if (!broken_ && connected_) {
     lock.unlock();
     tell_others(error);
     lock.lock();
   }
-  const std::exception_ptr found = stop(error);
-  forget_broken(device(), found);
-  return found;
+  forget_broken(device(), stop(error));
 }
 
 // A rank that waits for its device alone, for what comes before the call that has failed, learns it sooner.

@@ -55,8 +55,8 @@ class NcclMember {
   /// After all of them; nothing when the member is broken.
   void join_all();
   bool is_done(const Flight& flight);
-  /// No collective can succeed any more; returns the error that counts, which is the first.
-  std::exception_ptr break_off(const std::exception_ptr& error);
+  /// No collective can succeed any more. Of several errors the first one counts.
+  void break_off(const std::exception_ptr& error);
   /// The same for calls to come, where this rank takes no part in one.
   void refuse(const std::string& message);
 
