@@ -43,6 +43,8 @@ void check_mpi();
 /// in a group over threads, memory that processes share, or Gloo.
 std::shared_ptr<ProcessGroup> make_nccl_group(const GroupSetup& setup);
 
+/// Whether the process is ending, and destroys what is static.
+bool process_ends();
 /// Whether a group that ends now does not wait for what was started in it: an exception passes, or the process ends.
 bool ends_at_once();
 

@@ -137,7 +137,8 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 }  // namespace
 
-bool ends_at_once() { return std::uncaught_exceptions() > 0 || g_process_ends; }
+bool process_ends() { return g_process_ends; }
+bool ends_at_once() { return std::uncaught_exceptions() > 0 || process_ends(); }
 
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");

@@ -85,7 +85,9 @@ class HostWork final : public Work::State {
 // Memory of NCCL on this rank.
 struct Block {
   Block(const NcclMember& member, void* memory) : device(member.device()), data(memory) {}
-  ~Block() { nccl_module().release(device.index(), data); }
+  ~Block() {
+    if (!process_ends()) nccl_module().release(device.index(), data);
+  }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   const Device device;

@@ -47,7 +47,7 @@ void NcclMember::leave() {
   forget_broken(device(), broken_);
   // When the process ends, CUDA may have gone already, and takes everything with it.
   static auto* const kept = new std::vector<std::unique_ptr<NcclLink>>();
-  if (link_ && ends_at_once() && std::uncaught_exceptions() == 0)
+  if (link_ && process_ends())
     kept->push_back(std::move(link_));
   else if (link_)
     link_->abort();
@@ -306,6 +306,15 @@ void NcclMember::give_up(Lock& lock, std::vector<int> peers, bool late, const st
   stop(error);
 }
 
+void NcclMember::drain(Lock& lock) const {
+  for (auto pause = std::chrono::microseconds(10); !broken_ && !flights_.empty() && !flights_.back()->end.done();
+       pause = std::min(2 * pause, std::chrono::microseconds(1000))) {
+    lock.unlock();
+    std::this_thread::sleep_for(pause);
+    lock.lock();
+  }
+}
+
 void NcclMember::finish() {
   std::vector<std::shared_ptr<Flight>> left;
   {
@@ -318,11 +327,7 @@ void NcclMember::finish() {
       break_off(std::current_exception());
     }
   Lock lock(mutex_);
-  while (!broken_ && !flights_.empty()) {  // the watchdog takes them away
-    lock.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-  }
+  drain(lock);
   if (broken_ || refused_) return;
   try {
     link_->begin_finalize();
@@ -346,6 +351,7 @@ void* NcclMember::allocate(std::size_t bytes) {
 
 void NcclMember::share(void* memory, std::size_t bytes) {
   Lock lock(mutex_);
+  drain(lock);  // what was given before must not find the new memory on some ranks only
   check_broken();
   link_->begin_share(memory, bytes);
   settle(lock, last_);

@@ -71,6 +71,8 @@ class NcclMember {
   int size() const { return static_cast<int>(setup_.ranks.size()); }
   // Waits until what was begun has ended, while the lock is open.
   void settle(Lock& lock, const Fingerprint& call);
+  // Waits until all that was launched is done, or the member broken, while the lock is open.
+  void drain(Lock& lock) const;
   void check_broken() const {
     if (broken_) std::rethrow_exception(broken_);
   }
