@@ -121,6 +121,8 @@ struct LossParts {
 /// sum / normalizer: the mean of a batch from its parts' sums and normalisers. 0, with gradient 0, when there is
 /// nothing to take a mean of.
 Tensor mean_of_parts(const Tensor& sum, double normalizer);
+/// The same with a normaliser, of one element, that the host need not know.
+Tensor mean_of_parts(const Tensor& sum, const Tensor& normalizer);
 /// How cross_entropy weighs and combines the rows.
 struct CrossEntropyOptions {
   Tensor weight = {};  // one weight a class

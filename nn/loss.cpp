@@ -18,11 +18,12 @@ Options placed(Options options, const Tensor& input) {
   return options;
 }
 
-// The weights of the labels that are not ignored. A label out of range is an error of the loss itself, later.
+// The weights of the labels that are not ignored. A label out of range is an error of the loss itself, later. Those of
+// labels on a GPU, for which the host would have to wait, come with the loss's parts.
 template <class Options>
 Tensor weights_of(const Tensor& labels, const Options& options) {
   const NoGradGuard no_grad;
-  if (labels.dtype() != int64) return {};
+  if (labels.dtype() != int64 || labels.device().is_cuda()) return {};
   std::vector<double> weights;
   if (options.weight.defined()) weights = options.weight.template to_vector<double>();
   const auto classes = static_cast<int64_t>(weights.size());

@@ -226,7 +226,7 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
     if (group.rank() == root) continue;
     for (std::size_t k = 0; k < members.size(); ++k) {
       Tensor t = tensors[members[k]];
-      if (!same_bits(t, parts[k])) t.copy_(parts[k]);
+      if (t.device().is_cuda() || !same_bits(t, parts[k])) t.copy_(parts[k]);  // the host does not wait for a GPU
     }
   }
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <numeric>
 
 #include <tandem/autograd/functions.h>
 #include <tandem/autograd/grad_mode.h>
@@ -11,6 +10,7 @@
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/scatter_gather.h>
+#include <tandem/tensor/create.h>
 #include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
@@ -114,16 +114,25 @@ struct DataParallel::State {
   // The loss of all rows from that of each part and its normaliser; their mean where `mean` says so.
   template <class PartOf>
   Tensor combined(bool mean, const Tensor& x, const Tensor& y, const PartOf& part_of) {
-    std::vector<double> normalizers(placement.devices.size());
+    std::vector<Tensor> normalizers(placement.devices.size());
     std::vector<Tensor> sums = run_with_targets(x, y, [&](std::size_t i, const Tensor& output, const Tensor& target) {
-      LossOfPart part = part_of(output, target);
-      normalizers[i] = part.normalizer;
+      LossParts part = part_of(output, target);
+      normalizers[i] = part.normalizer.detach();
       return std::move(part.sum);
     });
     const PhaseTimer timer(*log, &Phases::loss);
     for (Tensor& part : sums) part = on_device(part, placement.output_device);
     const Tensor total = sums.size() == 1 ? sums.front() : sum(stack(sums));
-    return mean ? mean_of_parts(total, std::accumulate(normalizers.begin(), normalizers.end(), 0.0)) : total;
+    if (!mean) return total;
+    std::erase_if(normalizers, [](const Tensor& part) { return !part.defined(); });
+    if (std::ranges::any_of(normalizers, [](const Tensor& part) { return part.device().is_cuda(); })) {
+      // The host does not wait for them.
+      for (Tensor& part : normalizers) part = part.to(placement.output_device).to(float64);
+      return mean_of_parts(total, sum(stack(normalizers)));
+    }
+    double rows = 0;
+    for (const Tensor& part : normalizers) rows += part.item<double>();
+    return mean_of_parts(total, rows);
   }
 
   Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
@@ -200,13 +209,12 @@ Tensor DataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tens
   s.log->restart();
   if (s.reproducible())
     return s.reproducible_loss(criterion.reduction(), x, y, [&](const Tensor& output, const Tensor& target) {
-      return part_of_loss(criterion, output, target);
+      return criterion.parts(output, target);
     });
   if (s.alone()) return s.loss_alone(criterion, x, y);
   if (criterion.reduction() == Reduction::none) return s.joined(x, y, criterion);
-  return s.combined(criterion.reduction() == Reduction::mean, x, y, [&](const Tensor& output, const Tensor& target) {
-    return part_of_loss(criterion, output, target);
-  });
+  return s.combined(criterion.reduction() == Reduction::mean, x, y,
+                    [&](const Tensor& output, const Tensor& target) { return criterion.parts(output, target); });
 }
 
 Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction,
@@ -230,7 +238,7 @@ Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> func
           "the loss function returned {}; a mean or a sum is one number: give Reduction::none for one a row",
           value.shape());
     const auto rows = static_cast<double>(target.size(0));
-    return LossOfPart{mean ? value * rows : value, rows};
+    return LossParts{mean ? value * rows : value, full({}, rows, {.dtype = float64})};
   });
 }
 

@@ -67,6 +67,9 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   bool keeps_average = false;  // gradients have in them the last average: every rank has its share of that
   double scale = 1;            // of the averages of this backward
 
+  // Where the ranks' sums are: the GPU of the model, or the CPU.
+  Device home() const { return wrapped.front().device.is_cuda() ? wrapped.front().device : Device(); }
+
   // What the ranks do together, in a join.
   enum Call { kBuffers, kLoss, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
   std::string name_of(int call) const override {
@@ -134,21 +137,31 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       if (!unused) Tensor(reducer->parameter(i)).set_grad(reducer->view(i));
   }
 
-  // What the ranks tell each other about a loss: the normaliser, and a hash of the criterion.
+  // What the ranks tell each other about a loss: the normaliser, and a hash of the criterion. Where the model is on a
+  // GPU the normalisers are summed there, so that the host need not wait for them.
   struct Exchange {
     Tensor all = {};
     Work work = {};
     std::vector<int> ended = {};  // ranks, whose criterion does not count
+    Tensor on_gpu = {};
+    Work summed = {};
   };
-  Exchange start_exchange(double normalizer, std::string_view criterion, const Participants& who) {
+  Exchange start_exchange(const Tensor& own, std::string_view criterion, const Participants& who) {
     const Purpose purpose(kPurposeOfLoss);
     const auto digest = static_cast<std::int64_t>(hash(std::as_bytes(std::span(criterion))));
     Exchange e{.all = zeros({group->size(), 2}, {.dtype = int64}), .ended = who.ended};
+    double normalizer = 0;
+    if (home().is_cuda()) {
+      e.on_gpu = own.to(home()).to(float64).clone();
+      e.summed = group->all_reduce(e.on_gpu);
+    } else {
+      normalizer = own.to(float64).item<double>();
+    }
     e.work = group->all_gather(e.all, tensor(std::vector{std::bit_cast<std::int64_t>(normalizer), digest}));
     return e;
   }
   // The sum of the normalisers. CommError on every rank where criteria differ.
-  double finish(Exchange e, const std::string& criterion) {
+  Tensor finish(Exchange e, const std::string& criterion) {
     e.work.wait();
     double sum = 0;
     std::optional<std::int64_t> digest;
@@ -162,7 +175,9 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     }
     const Purpose purpose(kPurposeOfLoss);
     if (!alike) verify_alike({{"loss", criterion}}, *group, kSameLoss, e.ended);
-    return sum;
+    if (!e.on_gpu.defined()) return full({}, sum, {.dtype = float64});
+    e.summed.wait();
+    return e.on_gpu;
   }
 
   void shadow(int call, const Participants& who) override {
@@ -170,7 +185,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     if (call == kBuffers) {
       broadcast_tensors(module->buffers(), who.lowest, *group);
     } else if (call == kLoss) {
-      (void)finish(start_exchange(0, "", who), "");
+      (void)finish(start_exchange(zeros({}, {.dtype = float64}), "", who), "");
     } else if (call == kFirstStep) {
       check_before_first_step(*module, nullptr, *group, who.ended);
     } else if (call == kGuard) {
@@ -245,8 +260,8 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   // With reproducible_shards: this rank's parts are replicas on its device.
   void make_shards(const DistributedDataParallelOptions& options) {
     check_shards(kName, options.reproducible_shards, group->size(), "ranks");
-    check(group->backend() != "nccl", kName,
-          "reproducible_shards does not work over nccl, which adds in an order of its own; use gloo");
+    check(group->backend() != "nccl" || wrapped.front().device.is_cpu(), kName,
+          "reproducible_shards does not work over nccl, which adds in an order of its own; train on the CPU");
     check(broadcast_buffers, kName, "reproducible_shards needs broadcast_buffers: the buffers are those of one part");
     for (const Wrapped& w : wrapped)
       check(w.device == wrapped.front().device, kName,
@@ -340,19 +355,19 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
           "loss needs one number for all rows; for Reduction::none compute criterion(model(x), y) and reduce it");
     const bool mean = reduction == Reduction::mean, known = mean && normalizer.defined();
     Exchange exchange;
-    auto tell = [&](const Tensor& own) {
-      exchange = start_exchange(own.to(float64).item<double>(), criterion, announce(kLoss));
-    };
+    const auto tell = [&](const Tensor& own) { exchange = start_exchange(own, criterion, announce(kLoss)); };
     if (known) tell(normalizer.detach());
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
     if (mean && !known) tell(own.normalizer.detach());
-    double divisor = 1;
+    Tensor divisor;  // of a mean
     if (mean) {
       const trace::Span span("wait for normalizer");
       divisor = finish(std::move(exchange), criterion);
     }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
-    Tensor result = mean_of_parts(own.sum, divisor / group->size());
+    Tensor result = !mean                        ? mean_of_parts(own.sum, 1.0 / group->size())
+                    : divisor.device().is_cuda() ? mean_of_parts(own.sum, divisor) * static_cast<double>(group->size())
+                                                 : mean_of_parts(own.sum, divisor.item<double>() / group->size());
     attach({&result, 1}, self, true);
     return result;
   }
@@ -391,6 +406,10 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
     for (const DeviceId& id : options.device_ids)
       check(id.resolve(p.device().type()) == p.device(), kName, "'{}' is on {}, but device_ids says {}", name,
             p.device(), id.resolve(p.device().type()));
+    check(s.group->serves(p.device()), kName,
+          "'{}' is on {}, but the ranks work together over {}, which serves tensors of the CPU; leave out the backend, "
+          "or give \"nccl\"",
+          name, p.device(), s.group->backend());
   }
   check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
   verify_structure(*module, *s.group,
@@ -436,7 +455,7 @@ Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x,
   if (state_->shards)
     return state_->reproducible_loss(
         criterion.str(), criterion.reduction(), x, y,
-        [&](const Tensor& output, const Tensor& target) { return part_of_loss(criterion, output, target); });
+        [&](const Tensor& output, const Tensor& target) { return criterion.parts(output, target); });
   return state_->loss(
       criterion.str(), criterion.reduction(), x, criterion.normalizer(y),
       [&](const Tensor& output) { return criterion.parts(output, y); }, state_);

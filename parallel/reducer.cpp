@@ -109,7 +109,8 @@ struct Reducer::State {
       const std::int64_t step = kAlign / static_cast<std::int64_t>(size_of(first.dtype()));
       std::int64_t count = 0;
       for (const std::size_t i : members) count += (entries[i].parameter.numel() + step - 1) / step * step;
-      const Tensor flat = group->allocate({count}, first.dtype()), memory = on_device(flat, first.device());
+      const Device home = first.device().is_cuda() ? first.device() : Device();
+      const Tensor flat = group->allocate({count}, first.dtype(), home), memory = on_device(flat, first.device());
       std::vector<std::string> names;
       std::vector<Tensor> gradients;
       std::int64_t at = 0;

@@ -174,7 +174,7 @@ std::vector<Tensor> compute(const Shards& shards, const Opening& opening, const 
     const RandomScope of_forward({opening.seed, kPartKeys + part, opening.number << 32});
     const SingleThreadScope one_thread;
     const Device device = replicas.devices()[i];
-    LossOfPart own;
+    LossParts own;
     try {
       const Tensor target = part_at(y, starts[part], sizes[part], device);
       own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
@@ -190,7 +190,7 @@ std::vector<Tensor> compute(const Shards& shards, const Opening& opening, const 
                               starts[part] + sizes[part] - 1, e.what()));
     }
     values[i] = own.sum.item<double>();
-    normalizers[i] = own.normalizer;
+    normalizers[i] = own.normalizer.item<double>();
     sums[i] = own.sum.dim() == 0 ? std::move(own.sum) : own.sum.view({});
   });
   if (sums.front().defined()) told.dtype = static_cast<std::int64_t>(sums.front().dtype());
@@ -247,17 +247,13 @@ void check_no_recorded_forward(const char* name) {
         "a forward of its own needs NoGradGuard");
 }
 
-LossOfPart part_of_loss(const nn::Loss& criterion, const Tensor& output, const Tensor& target) {
-  LossParts parts = criterion.parts(output, target);
-  return {std::move(parts.sum), parts.normalizer.item<double>()};
-}
-
-LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
-                        const Tensor& target) {
+LossParts part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
+                       const Tensor& target) {
   const auto rows = static_cast<double>(target.size(0));
-  if (rows == 0) return {sum(output), 0};  // the mean of nothing is no number; no row adds nothing
+  const Tensor normalizer = full({}, rows, {.dtype = float64});
+  if (rows == 0) return {sum(output), normalizer};  // the mean of nothing is no number; no row adds nothing
   const Tensor value = function(output, target);
-  return {mean ? value * rows : value, rows};
+  return {mean ? value * rows : value, normalizer};
 }
 
 Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Reduction reduction, const Tensor& x,

@@ -36,15 +36,10 @@ void check_shards(const char* name, int shards, int members, const char* what);
 void check_no_recorded_forward(const char* name);
 
 /// What a part contributes to a loss.
-struct LossOfPart {
-  Tensor sum;             // over its rows
-  double normalizer = 0;  // its share of what the sum is divided by for a mean
-};
-using PartOfLoss = FunctionRef<LossOfPart(const Tensor& output, const Tensor& target)>;
-/// That of a criterion, and of a function that gives the mean or the sum over rows.
-LossOfPart part_of_loss(const nn::Loss& criterion, const Tensor& output, const Tensor& target);
-LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
-                        const Tensor& target);
+using PartOfLoss = FunctionRef<LossParts(const Tensor& output, const Tensor& target)>;
+/// That of a function that gives the mean or the sum over rows.
+LossParts part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
+                       const Tensor& target);
 
 /// Where the parts of a batch are computed.
 struct Shards {

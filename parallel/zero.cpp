@@ -122,10 +122,12 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
   const Purpose purpose("the making of a ZeroRedundancyOptimizer");
   do_own_part(*group_, [&] {
     optim::check_parameters(kName, parameters_);
+    if (!parameters_.empty() && parameters_.front().device().is_cuda()) home_ = parameters_.front().device();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      check(share_memory(parameters_[i].device(), Device()), kName,
-            "parameter {} is on {}, where the group's memory cannot be; move the model to the CPU", i,
-            parameters_[i].device());
+      check(share_memory(parameters_[i].device(), home_) && group_->serves(home_), kName,
+            "parameter {} is on {}, where the memory of a group over {}, beside parameter 0 on {}, cannot be; move the "
+            "model to the CPU, or to one GPU and use nccl",
+            i, parameters_[i].device(), group_->backend(), parameters_.front().device());
     plan();
     std::vector<Tensor> slices;
     for (const Place& place : places_) slices.push_back(place.slice);
@@ -171,7 +173,7 @@ void ZeroRedundancyOptimizer::plan() {
 // Each parameter keeps a storage, and so a version, of its own.
 void ZeroRedundancyOptimizer::move_parameters() {
   const NoGradGuard no_grad;
-  for (Line& line : lines_) line.whole = group_->allocate({line.share * group_->size()}, line.dtype);
+  for (Line& line : lines_) line.whole = group_->allocate({line.share * group_->size()}, line.dtype, home_);
   for (std::size_t i = 0; i < places_.size(); ++i) {
     Place& place = places_[i];
     Tensor& p = parameters_[i];
@@ -227,8 +229,8 @@ void ZeroRedundancyOptimizer::take_over_step(int from, bool ended) {
   const std::vector<double> given = said.to_vector<double>();
   for (std::size_t k = 0; k < lines_.size(); ++k) {
     const Line& line = lines_[k];
-    Tensor whole, own = zeros({line.share}, {.dtype = line.dtype});
-    if (gives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype});
+    Tensor whole, own = zeros({line.share}, {.dtype = line.dtype, .device = home_});
+    if (gives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype, .device = home_});
     for (std::size_t i = 0; gives && i < places_.size(); ++i)
       if (places_[i].line == k && given[i] != 0)
         whole.narrow(0, places_[i].offset, parameters_[i].numel()).copy_(parameters_[i].grad().reshape({-1}));
@@ -252,7 +254,7 @@ void ZeroRedundancyOptimizer::take_over_step(int from, bool ended) {
     const double value = given[places_.size() + i];
     same = same && numbers[i].second.to(float64).item<double>() == value;
     for (auto& [name, t] : state)
-      if (name == numbers[i].first) t = full(t.shape(), value, {.dtype = t.dtype()});
+      if (name == numbers[i].first) t = full(t.shape(), value, {.dtype = t.dtype(), .device = t.device()});
   }
   if (!same) local_->load_state_dict(state);
 }
@@ -329,8 +331,8 @@ NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {
     const Line& line = lines_[kind.second];
     const std::int64_t first = line.share * group_->rank();
     Tensor whole, own;
-    if (receives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype});
-    own = receives ? whole.narrow(0, first, line.share) : zeros({line.share}, {.dtype = line.dtype});
+    if (receives) whole = zeros({line.share * group_->size()}, {.dtype = line.dtype, .device = home_});
+    own = receives ? whole.narrow(0, first, line.share) : zeros({line.share}, {.dtype = line.dtype, .device = home_});
     auto place_of = [&](std::size_t k) -> const Place& {
       return places_[buffer_name(state[k].first, places_.size())->parameter];
     };
@@ -374,7 +376,8 @@ NamedTensors ZeroRedundancyOptimizer::cut(const NamedTensors& state, std::vector
       problems.push_back(
           fmt::format("{} is {} {}, but {} {} is needed", entry, t.dtype(), t.shape(), p.dtype(), p.shape()));
     const std::int64_t count = place.end - place.begin;
-    t = fits ? t.detach().reshape({-1}).narrow(0, place.begin, count) : empty({count}, {.dtype = p.dtype()});
+    t = fits ? t.detach().reshape({-1}).narrow(0, place.begin, count)
+             : empty({count}, {.dtype = p.dtype(), .device = p.device()});
   }
   return own;
 }

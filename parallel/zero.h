@@ -99,6 +99,7 @@ class ZeroRedundancyOptimizer final : public Stateful {
   std::shared_ptr<ProcessGroup> group_;
   std::vector<Tensor> parameters_;
   std::vector<Place> places_;  // by parameter
+  Device home_ = {};           // of the lines: the GPU of the parameters, or the CPU
   std::vector<Line> lines_;
   std::unique_ptr<optim::Optimizer> local_;
   bool compared_ = false;  // the parameters of the ranks

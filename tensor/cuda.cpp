@@ -4,12 +4,12 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
-#include <filesystem>
 
 #include <fmt/format.h>
 
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/cuda/module.h>
+#include <tandem/tensor/open_module.h>
 
 namespace tandem::cuda {
 namespace {
@@ -19,32 +19,26 @@ struct Opened {
   std::string reason;  // why there is none
 };
 
-// Beside the library, or the program where it is linked statically.
-std::filesystem::path path_beside_library() {
-  Dl_info about{};
-  const bool known = dladdr(reinterpret_cast<const void*>(&is_available), &about) != 0 && about.dli_fname != nullptr;
-  return known ? std::filesystem::path(about.dli_fname).parent_path() / kModule : std::filesystem::path(kModule);
+// Without a driver there is no device, and no need to open the module, which takes a third of a second and 200 MB.
+bool has_driver() {
+  static const bool found = std::getenv(kModuleVariable) != nullptr || dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
+  return found;
 }
 
 const Host kHost = {.cpu = &kCpuBackend, .repeat_draw = repeat_draw};
 
-Opened open_module() {
-  const char* const named = std::getenv(kModuleVariable);
-  std::string path = named != nullptr ? named : path_beside_library().string();
-  if (named == nullptr && !std::filesystem::exists(path)) path = kModule;  // where the system looks for libraries
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr)
-    return {nullptr, fmt::format("Tandem was built without CUDA, or its module cannot be opened: {}", dlerror())};
-  void* const entry = dlsym(library, kEntry);
+Opened open_table() {
+  std::string reason;
+  void* const entry = open_module(kModule, kModuleVariable, kEntry, reason);
   if (entry == nullptr)
-    return {nullptr, fmt::format("'{}' is no module of this version of Tandem: it has no function {}", path, kEntry)};
+    return {nullptr, fmt::format("Tandem was built without CUDA, or its module cannot be opened: {}", reason)};
   return {reinterpret_cast<Entry*>(entry)(kHost), {}};
 }
 
 }  // namespace
 
 const Module* find_module(std::string& reason) {
-  static const Opened opened = open_module();
+  static const Opened opened = open_table();
   reason = opened.reason;
   return opened.module;
 }
@@ -57,6 +51,7 @@ const Module& module(std::string_view op) {
 }
 
 int device_count() {
+  if (!has_driver()) return 0;
   std::string reason;
   const Module* const found = find_module(reason);
   return found == nullptr ? 0 : found->device_count(reason);

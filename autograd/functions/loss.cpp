@@ -130,6 +130,10 @@ Tensor finish(const RowLosses& rows, Reduction reduction) {
 
 }  // namespace
 
+Tensor mean_of_parts(const Tensor& sum, const Tensor& normalizer) {
+  const Tensor nothing = zeros_like(normalizer);
+  return sum * where(normalizer == nothing, nothing, 1.0 / normalizer).to(sum.dtype());
+}
 Tensor mean_of_parts(const Tensor& sum, double normalizer) { return sum * (normalizer == 0 ? 0.0 : 1.0 / normalizer); }
 
 Tensor softmax(const Tensor& x, int64_t dim) { return softmax_along(false, x, dim); }

@@ -39,6 +39,12 @@ std::shared_ptr<ProcessGroup> make_mpi_group(const GroupSetup& setup);
 /// Error unless the module is there and MPI has started this process.
 void check_mpi();
 
+/// Ranks with a CUDA device each, whose tensors go over NCCL, by the module libtandem_nccl.so; tensors of the CPU go as
+/// in a group over threads, memory that processes share, or Gloo.
+std::shared_ptr<ProcessGroup> make_nccl_group(const GroupSetup& setup);
+
+/// Whether the process is ending, and destroys what is static.
+bool process_ends();
 /// Whether a group that ends now does not wait for what was started in it: an exception passes, or the process ends.
 bool ends_at_once();
 

@@ -39,9 +39,9 @@ std::string describe_call(const Fingerprint& f) {
   if (operation == Operation::recv) how += fmt::format("from {}, ", f.root);
   const bool known = f.dims >= 0 && f.dims <= Fingerprint::kMaxDims;
   const auto shape = std::span(f.shape).first(static_cast<std::size_t>(known ? f.dims : 0));
-  return fmt::format("{} ({}call {}) of {} {}", what, how, f.sequence,
+  return fmt::format("{} ({}call {}) of {} {}{}", what, how, f.sequence,
                      known ? fmt::format("{{{}}}", fmt::join(shape, ", ")) : fmt::format("{} elements", f.count),
-                     tandem::name(static_cast<DType>(f.dtype)));
+                     tandem::name(static_cast<DType>(f.dtype)), f.on_gpu != 0 ? " on a GPU" : "");
 }
 
 thread_local constinit std::string_view t_purpose;
@@ -57,6 +57,11 @@ std::string_view Purpose::current() { return t_purpose; }
 const char* name(Operation operation) { return pick(kOperations, static_cast<std::int32_t>(operation)); }
 
 Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
+  if (c.announced) {
+    Fingerprint f = *c.announced;
+    f.sequence = sequence;
+    return f;
+  }
   Fingerprint f{.sequence = sequence, .operation = static_cast<std::int32_t>(c.operation)};
   f.stage = static_cast<std::int32_t>(c.stage);
   c.purpose.copy(f.purpose.data(), Purpose::kMaxBytes);
@@ -76,7 +81,7 @@ Fingerprint fingerprint(const Collective& c, std::uint64_t sequence) {
 bool operator==(const Fingerprint& a, const Fingerprint& b) {
   if (!a.why().empty() && !b.why().empty() && a.why() != b.why()) return false;
   const auto compared = [](const Fingerprint& f) {
-    return std::tuple(f.sequence, f.operation, f.dtype, f.root, f.op, f.count, f.dims, f.of_join(), f.shape);
+    return std::tuple(f.sequence, f.operation, f.dtype, f.root, f.op, f.count, f.dims, f.of_join(), f.on_gpu, f.shape);
   };
   return compared(a) == compared(b);
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,8 @@ enum class Operation : std::int32_t {
 
 /// What a rank says of itself when it makes a collective that belongs to a join.
 enum class JoinStage : std::int32_t { none, starts, goes_on, ended, stops };
+
+struct Fingerprint;
 
 /// What the collectives belong to that this thread starts meanwhile: "save_checkpoint". Errors say so, and those of two
 /// different purposes do not meet. Of several, one inside the other, the first counts. The text outlives it, and is cut
@@ -72,6 +75,7 @@ struct Collective {
   std::string purpose = {};  // see Purpose
   Tensor view = {};          // what the output was before make_dense, when it was not dense
   JoinStage stage = JoinStage::none;
+  std::shared_ptr<const Fingerprint> announced = nullptr;  // of a call whose data go another way: only compared
 
   // The backend calls these on any thread, before and after it moves the data.
 
@@ -88,9 +92,10 @@ struct Fingerprint {
   std::uint64_t sequence =
       0;  // counts the group's collectives; for send and recv, the messages from the one to the other
   std::int32_t operation = 0, dtype = 0, root = 0, op = 0;
-  std::int64_t count = 0;  // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
-  std::int32_t dims = 0;   // and the shape of it, where it has at most kMaxDims dimensions
-  std::int32_t stage = 0;  // of a join, for errors: ranks in different stages agree
+  std::int64_t count = 0;   // elements of each rank's share, the smaller of input and output; of all_to_all, all parts
+  std::int32_t dims = 0;    // and the shape of it, where it has at most kMaxDims dimensions
+  std::int32_t stage = 0;   // of a join, for errors: ranks in different stages agree
+  std::int32_t on_gpu = 0;  // the data go from GPU to GPU, and not the way that the fingerprint goes
   std::array<std::int64_t, kMaxDims> shape = {};
   std::array<char, Purpose::kMaxBytes + 1> purpose = {};  // ends with 0
   bool of_join() const { return stage != 0; }

@@ -14,6 +14,7 @@
 #include <tandem/parallel/comm/shm_engine.h>
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/cuda.h>
 #include <tandem/tensor/fault.h>
 
 namespace tandem::parallel {
@@ -40,9 +41,9 @@ std::unique_ptr<Job>& job() {
 }
 
 #ifdef TANDEM_GLOO
-constexpr const char* kBuiltIn = "use \"shm\", \"gloo\" or \"mpi\"";
+constexpr const char* kBuiltIn = "use \"shm\", \"gloo\", \"mpi\" or \"nccl\"";
 #else
-constexpr const char* kBuiltIn = "use \"shm\" or \"mpi\"; for \"gloo\" install libgloo-dev and build again";
+constexpr const char* kBuiltIn = "use \"shm\", \"mpi\" or \"nccl\"; for \"gloo\" install libgloo-dev and build again";
 #endif
 
 // The function that makes the groups of a backend.
@@ -50,9 +51,14 @@ auto maker_of(const std::string& backend) {
   const bool in_thread = t_thread_rank != nullptr;
   check(backend != "thread" || in_thread, "init_process_group",
         "backend 'thread' is for ranks that spawn_threads starts");
-  check(backend == "thread" || !in_thread, "init_process_group",
+  check(backend == "thread" || backend == "nccl" || !in_thread, "init_process_group",
         "backend '{}' is for ranks that are processes; use \"thread\" within spawn_threads", backend);
   if (backend == "thread") return &make_thread_group;
+  if (backend == "nccl") {
+    check(cuda::is_available(), "init_process_group",
+          "backend 'nccl' is for ranks with a CUDA device each, and there is none: {}", cuda::unavailable_reason());
+    return &make_nccl_group;
+  }
   if (backend == "shm") return &make_shm_group;
   if (backend == "mpi") return &make_mpi_group;
 #ifdef TANDEM_GLOO
@@ -61,7 +67,9 @@ auto maker_of(const std::string& backend) {
   fail("init_process_group", "backend '{}' is not built in; {}", backend, kBuiltIn);
 }
 
+// A group over nccl serves the CPU too, as the others do, so that ranks need not agree on this.
 std::string best_backend(const Agreement& agreement) {
+  if (cuda::is_available()) return "nccl";
   if (t_thread_rank != nullptr) return "thread";
   return agreement.one_host() ? "shm" : "gloo";
 }
@@ -129,7 +137,8 @@ Work finish(Work work, const CollectiveOptions& options) {
 
 }  // namespace
 
-bool ends_at_once() { return std::uncaught_exceptions() > 0 || g_process_ends; }
+bool process_ends() { return g_process_ends; }
+bool ends_at_once() { return std::uncaught_exceptions() > 0 || process_ends(); }
 
 void init_process_group(const InitOptions& given) {
   check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
@@ -210,9 +219,11 @@ int world_size() {
 }
 
 Device local_device() {
-  if (cuda::is_available())
-    return Device(DeviceType::cuda, start_environment("local_device").local_rank.value_or(Setting{}).value);
-  return Device();
+  const int count = cuda::device_count();
+  if (count == 0) return {};
+  const int place = t_thread_rank != nullptr ? t_thread_rank->rank
+                                             : start_environment("local_device").local_rank.value_or(Setting{}).value;
+  return Device(DeviceType::cuda, place % count);
 }
 
 }  // namespace tandem::parallel

@@ -119,6 +119,7 @@ void Membership::run(Collective& c, std::uint64_t& sequence) {
       move_message(c, sequence);
     } else {
       agree(c, sequence);
+      if (c.announced) return;
       if (hosts_.serves(c))
         hosts_.run(c);
       else

@@ -1,43 +1,29 @@
 // The backend mpi: opens the module that knows MPI when it is first asked for, so that the library itself needs none.
-#include <dlfcn.h>
-
 #include <cstdlib>
-#include <filesystem>
 
 #include <fmt/format.h>
 
 #include <tandem/parallel/comm/mpi_module.h>
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/tensor/error.h>
+#include <tandem/tensor/open_module.h>
 
 namespace tandem::parallel {
 namespace {
 
 constexpr const char* kOp = "init_process_group";
 
-// Beside the library, or the program where it is linked statically.
-std::filesystem::path path_beside_library() {
-  Dl_info about{};
-  const bool known = dladdr(reinterpret_cast<const void*>(&check_mpi), &about) != 0 && about.dli_fname != nullptr;
-  return known ? std::filesystem::path(about.dli_fname).parent_path() / kMpiModule : std::filesystem::path(kMpiModule);
-}
-
-MpiEntry* open_module() {
-  const std::optional<std::string> named = text_from_environment(kMpiModuleVariable);
-  std::string path = named ? *named : path_beside_library().string();
-  if (!named && !std::filesystem::exists(path)) path = kMpiModule;  // where the system looks for libraries
-  void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  const char* const reason = module == nullptr ? dlerror() : "";
-  check(module != nullptr, kOp,
+MpiEntry* open_entry() {
+  std::string reason;
+  void* const entry = open_module(kMpiModule, kMpiModuleVariable, kMpiEntry, reason);
+  check(entry != nullptr, kOp,
         "backend 'mpi' is not built in, or its module cannot be opened: {}; install libopenmpi-dev and build again",
         reason);
-  void* const entry = dlsym(module, kMpiEntry);
-  check(entry != nullptr, kOp, "'{}' is no module of this version of Tandem: it has no function {}", path, kMpiEntry);
   return reinterpret_cast<MpiEntry*>(entry);
 }
 
 MpiEntry* module_entry() {
-  static MpiEntry* const entry = open_module();
+  static MpiEntry* const entry = open_entry();
   return entry;
 }
 

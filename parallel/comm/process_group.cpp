@@ -18,6 +18,11 @@ void check_defined(const char* op, const char* which, const Tensor& t) {
   check(t.defined(), op, "the {} is an undefined tensor; this rank must give one", which);
 }
 
+void check_served(const char* op, const ProcessGroup& group, Device device) {
+  check(group.serves(device), op, "the tensor is on {}; the backend {} works on tensors of the CPU{}", device,
+        group.backend(), device.is_cuda() ? ", and nccl on those of GPUs" : "");
+}
+
 void check_peer(const char* op, int peer, int rank, int size) {
   check(peer >= 0 && peer < size, op, "rank {} is out of range: the group has ranks 0 to {}", peer, size - 1);
   check(peer != rank, op, "rank {} is this rank; name another", peer);
@@ -86,14 +91,19 @@ void check_memory(const Collective& c, int rank) {
 
 }  // namespace
 
-Tensor ProcessGroup::allocate(const Shape& shape, DType dtype) { return zeros(shape, {.dtype = dtype}); }
+Tensor ProcessGroup::allocate(const Shape& shape, DType dtype, Device device) {
+  check_served("allocate", *this, device);
+  return zeros(shape, {.dtype = dtype, .device = device});
+}
 
 Work ProcessGroup::run(Collective c) {
   check(rank() >= 0, name(c.operation), "this process is not a member of the group; only its members may call it");
   for (const Tensor& t : {c.input, c.output})
-    if (t.defined() && !t.device().is_cpu())
-      tandem::fail(name(c.operation), "the tensor is on {}; the backend {} works on tensors of the CPU", t.device(),
-                   backend());
+    if (t.defined()) check_served(name(c.operation), *this, t.device());
+  if (c.input.defined() && c.output.defined())
+    check(c.input.device().type() == c.output.device().type(), name(c.operation),
+          "the input is on {}, but the output is on {}; they must be on one device", c.input.device(),
+          c.output.device());
   check_memory(c, rank());
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();

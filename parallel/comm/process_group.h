@@ -85,11 +85,15 @@ class ProcessGroup {
   /// and on dense parts of them, an all_reduce copies nothing. Every rank calls it, in the same order, with the same
   /// arguments. The memory goes back when the tensors in it are gone on every rank, at the next allocate, and with the
   /// group at the latest. Throws Error when memory is short.
-  virtual Tensor allocate(const Shape& shape, DType dtype);
+  virtual Tensor allocate(const Shape& shape, DType dtype, Device device = {});
+  /// Whether collectives work on tensors of the device.
+  virtual bool serves(Device device) const { return device.is_cpu(); }
 
  protected:
   /// Starts a collective whose arguments are checked.
   virtual Work start(const Collective& collective) = 0;
+  /// The same in a group that another one is made of.
+  static Work start_in(ProcessGroup& group, const Collective& collective) { return group.start(collective); }
 
  private:
   friend Joins;
@@ -102,11 +106,12 @@ class ProcessGroup {
 
 /// How a process joins its job. What is left out comes from the environment that tandem-run, spawn or torchrun set.
 struct InitOptions {
-  std::string backend = {};            // "shm", "gloo", "mpi", "thread"; empty: shm where all share a host, else gloo
-  std::string init_method = "env://";  // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
-                                       // "tcp://host:port", which rank 0 holds, or "file:///path"
-  int rank = -1;                       // from RANK when left out
-  int world_size = -1;                 // from WORLD_SIZE when left out
+  std::string backend = {};                // "shm", "gloo", "mpi", "thread", "nccl"; empty: nccl where there are CUDA
+                                           // devices, else shm where all ranks share a host, else gloo
+  std::string init_method = "env://";      // where the ranks meet: "env://" is MASTER_ADDR and MASTER_PORT; or
+                                           // "tcp://host:port", which rank 0 holds, or "file:///path"
+  int rank = -1;                           // from RANK when left out
+  int world_size = -1;                     // from WORLD_SIZE when left out
   std::shared_ptr<Store> store = nullptr;  // instead of init_method
   double timeout_seconds = 0;              // how long a collective, or joining, waits for a rank that does not come; on
                                            // shm and thread, also for one that has started it and then computes
@@ -153,7 +158,8 @@ Work barrier(const CollectiveOptions& options = {});
 /// Error in a rank that has not called init_process_group.
 int rank();
 int world_size();
-/// The device of this process: cuda:LOCAL_RANK where there are GPUs, else the CPU.
+/// The device of this rank: cuda:LOCAL_RANK where there are GPUs, else the CPU. Of ranks that are threads, the number
+/// of the rank; where there are fewer GPUs, ranks share them.
 Device local_device();
 
 }  // namespace tandem::parallel

@@ -183,7 +183,7 @@ void Engine::begin(Task& task) {
   for (int i = 0; i < size(); ++i) posts.push_back(&memory_->member(i).posts[task.call.sequence % 2]);
   task.error = disagreement(task, posts);
   const auto operation = static_cast<Operation>(task.call.operation);
-  if (task.error || operation == Operation::barrier || operation == Operation::fail) return;
+  if (task.error || operation == Operation::barrier || operation == Operation::fail || task.call.on_gpu != 0) return;
   transfer_.emplace(*memory_, task.collective, posts, rank_);
   step_count_ = transfer_->steps();
 }

@@ -51,7 +51,7 @@ class ShmGroup final : public SharedMemoryGroup {
   ShmGroup(const GroupSetup& setup, const std::shared_ptr<ProcessMemory>& memory)
       : SharedMemoryGroup(setup, memory), memory_(memory) {}
   std::string backend() const override { return "shm"; }
-  Tensor allocate(const Shape& shape, DType dtype) override;
+  Tensor allocate(const Shape& shape, DType dtype, Device device) override;
 
  private:
   // One line of numbers from each rank.
@@ -70,7 +70,8 @@ std::vector<std::vector<std::int64_t>> ShmGroup::exchange(const std::vector<std:
 
 // Rank 0 makes a file, in which each rank reserves its own part. Errors travel before they are thrown, so that every
 // rank throws.
-Tensor ShmGroup::allocate(const Shape& shape, DType dtype) {
+Tensor ShmGroup::allocate(const Shape& shape, DType dtype, Device device) {
+  if (!device.is_cpu()) return ProcessGroup::allocate(shape, dtype, device);  // which says why it cannot be
   check(engine_ != nullptr, "allocate", "this process is not a member of the group; only its members may call it");
   const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   const std::size_t stride = whole_pages(bytes), total = stride * static_cast<std::size_t>(size());

@@ -23,6 +23,7 @@ std::int64_t part_count(const Fingerprint& call, int size) {
 }  // namespace
 
 bool gives_input(const Fingerprint& call, int rank) {
+  if (call.on_gpu != 0) return false;
   switch (static_cast<Operation>(call.operation)) {
     case Operation::barrier:
     case Operation::fail:

@@ -1,11 +1,14 @@
 #include <tandem/tensor/cuda/device_error.h>
 
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <new>
 
 namespace tandem::cuda {
 namespace {
+
+std::atomic<void (*)(int)> g_hook{nullptr};
 
 struct Place {
   std::once_flag once;
@@ -25,7 +28,10 @@ DeviceError* device_error(Device device) {
   return place.error;
 }
 
+void set_synchronize_hook(void (*hook)(int device)) { g_hook = hook; }
+
 void throw_device_error(Device device) {
+  if (auto* const hook = g_hook.load()) hook(device.index());
   DeviceError& error = *device_error(device);
   const std::atomic_ref state(error.state);
   // Of several threads that wait, one throws. A new error is kept when this one has been read.

@@ -18,8 +18,10 @@ struct DeviceError {
 
 /// The device's place. Made when the device is first used, since it cannot be while a graph is captured.
 DeviceError* device_error(Device device);
-/// Throws what kernels that are done have noted, if anything, and forgets it.
+/// Throws what kernels that are done have noted, if anything, and forgets it. Before that it calls the hook, which may
+/// throw for reasons of its own.
 void throw_device_error(Device device);
+void set_synchronize_hook(void (*hook)(int device));
 
 /// Called by a kernel: keeps the error unless there is one already.
 TANDEM_DEVICE inline void note_error(DeviceError* error, const RangeCheck& check, std::int64_t number,

@@ -62,6 +62,51 @@ void release_time(void* event) {
   if (event != nullptr && !forked()) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
+ThreadStream exchange_thread_stream(ThreadStream next) {
+  const auto [device, stream] = exchange_stream(next.device, static_cast<cudaStream_t>(next.stream));
+  return {device, stream};
+}
+
+void* new_stream(int device) {
+  use(device);
+  int lowest = 0, highest = 0;
+  cudaStream_t stream = nullptr;
+  check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
+  check_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cuda");
+  return stream;
+}
+
+void release_stream(int device, void* stream) {
+  if (forked()) return;
+  (void)cudaSetDevice(device);
+  (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
+
+bool is_capturing(int device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_status(cudaStreamIsCapturing(use(device), &status), "cuda");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void* new_event(int device) {
+  const cudaStream_t stream = use(device);
+  cudaEvent_t event = nullptr;
+  check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cuda");
+  check_status(cudaEventRecord(event, stream), "cuda");
+  return event;
+}
+
+void wait_event(int device, void* event) {
+  check_status(cudaStreamWaitEvent(use(device), static_cast<cudaEvent_t>(event), 0), "cuda");
+}
+
+bool event_done(void* event) {
+  const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  if (status != cudaErrorNotReady) check_status(status, "cuda");
+  if (status == cudaErrorNotReady) (void)cudaGetLastError();
+  return status == cudaSuccess;
+}
+
 const Module kTable = {
     .backend = &kBackend,
     .device_count = device_count,
@@ -80,6 +125,14 @@ const Module kTable = {
     .allow_tf32 = allow_tf32,
     .begin_capture = begin_capture,
     .at_replay = at_replay,
+    .exchange_stream = exchange_thread_stream,
+    .new_stream = new_stream,
+    .release_stream = release_stream,
+    .is_capturing = is_capturing,
+    .new_event = new_event,
+    .wait_event = wait_event,
+    .event_done = event_done,
+    .set_synchronize_hook = set_synchronize_hook,
 };
 
 }  // namespace

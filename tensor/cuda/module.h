@@ -26,6 +26,12 @@ class CapturedGraph {
   virtual void replay() = 0;
 };
 
+/// Where a thread's work on a device goes instead of the device's main stream; none by default.
+struct ThreadStream {
+  int device = -1;
+  void* stream = nullptr;
+};
+
 /// What the module can do. Devices are given by their number.
 struct Module {
   const Backend* backend;
@@ -54,6 +60,21 @@ struct Module {
   std::unique_ptr<CapturedGraph> (*begin_capture)(int device);
   /// `action` is called before each replay of the graph that the calling thread is capturing.
   void (*at_replay)(UniqueFunction<void()> action);
+  // Streams and events are CUDA's own.
+  /// Sets where the calling thread's work goes, and returns what it was.
+  ThreadStream (*exchange_stream)(ThreadStream next);
+  /// Of high priority.
+  void* (*new_stream)(int device);
+  void (*release_stream)(int device, void* stream);
+  /// Whether the calling thread's stream records a graph.
+  bool (*is_capturing)(int device);
+  /// What the calling thread's stream has been given so far, until release_time.
+  void* (*new_event)(int device);
+  /// The calling thread's stream goes on after the event.
+  void (*wait_event)(int device, void* event);
+  bool (*event_done)(void* event);
+  /// Called with the device after each time that the host has waited for it; may throw.
+  void (*set_synchronize_hook)(void (*hook)(int device));
 };
 /// What the module calls of the library.
 struct Host {

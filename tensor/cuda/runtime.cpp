@@ -96,15 +96,15 @@ cudaStream_t use(Device device) {
   return main.stream;
 }
 
+std::pair<int, cudaStream_t> exchange_stream(int device, cudaStream_t stream) {
+  return {std::exchange(t_scope_device, device), std::exchange(t_scope_stream, stream)};
+}
+
 StreamScope::StreamScope(int device, cudaStream_t stream)
     : previous_device_(t_scope_device), previous_(t_scope_stream) {
-  t_scope_device = device;
-  t_scope_stream = stream;
+  exchange_stream(device, stream);
 }
-StreamScope::~StreamScope() {
-  t_scope_device = previous_device_;
-  t_scope_stream = previous_;
-}
+StreamScope::~StreamScope() { exchange_stream(previous_device_, previous_); }
 
 Event::~Event() {
   if (event_ != nullptr && !forked()) (void)cudaEventDestroy(event_);

@@ -33,6 +33,9 @@ class StreamScope {
   cudaStream_t previous_;
 };
 
+/// The same without an end: returns what was there.
+std::pair<int, cudaStream_t> exchange_stream(int device, cudaStream_t stream);
+
 /// An event without timing, which orders streams.
 class Event {
  public:

@@ -18,7 +18,7 @@ JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "M
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in JOB} | {"OMP_NUM_THREADS": "1"}
 HOSTS = "several hosts"
 # What is said of several hosts where no test tries them: threads are of one process; an MPI spans hosts in its own way.
-UNTRIED = {"thread": "no", "mpi": "yes, untried"}
+UNTRIED = {"thread": "no", "mpi": "yes, untried", "nccl": "yes, untried"}
 
 
 class Skip(Exception):
@@ -35,6 +35,8 @@ def finish(processes):
     for process, out, err in done:
         if "is not built in" in out + err:
             raise Skip("it is not built in")
+        if "with a CUDA device each, and there is none" in out + err:
+            raise Skip("there is no GPU")
         if process.returncode != 0:
             raise RuntimeError(f"{process.args} ended with {process.returncode}:\n{out}{err}")
     return done[0][1]

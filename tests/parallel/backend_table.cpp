@@ -212,8 +212,8 @@ std::string types(ProcessGroup& group) {
 
 std::string devices(ProcessGroup& group) {
   std::string names;
-  for (const Device device : {Device(), Device(DeviceType::cuda)}) {
-    if (!device.is_cpu() && !cuda::is_available()) continue;
+  for (const Device device : {Device(), parallel::local_device()}) {
+    if (device.is_cpu() && !names.empty()) continue;  // there is no GPU
     const auto body = [=](ProcessGroup& g) {
       Tensor t = ones({kCount}).to(device);
       g.all_reduce(t).wait();

@@ -25,9 +25,14 @@ void say(int rank, const std::string& text) {
   std::fflush(stdout);
 }
 
+// What the ranks compute on: GPUs over nccl.
+Device device() { return arguments[1] == "nccl" ? Device(DeviceType::cuda, parallel::rank()) : Device(); }
+
 std::shared_ptr<nn::SequentialImpl> make_net() {
-  return std::make_shared<nn::SequentialImpl>(nn::Linear(32, 128), nn::ReLU(), nn::Linear(128, 128), nn::ReLU(),
-                                              nn::Linear(128, 8));
+  auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(32, 128), nn::ReLU(), nn::Linear(128, 128), nn::ReLU(),
+                                                  nn::Linear(128, 8));
+  net->to(device());
+  return net;
 }
 
 // A bucket for each layer, so that the first is launched long before the last gradient has come.
@@ -37,7 +42,7 @@ void train(int steps, const std::string& file, Optimizer (*make)(std::vector<Ten
   auto net = make_net();
   parallel::DistributedDataParallel model(net, {.bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
   Optimizer optimizer = make(net->parameters());
-  const Tensor x = randn({8, 32}), y = randint(0, 8, {8});
+  const Tensor x = randn({8, 32}).to(device()), y = randint(0, 8, {8}).to(device());
   for (int step = 0; step < steps; ++step) {
     model.loss(nn::CrossEntropyLoss(), x, y).backward();
     optimizer.step();
@@ -60,7 +65,7 @@ void train_joined(int rank, int steps) {
   auto net = make_net();
   parallel::DistributedDataParallel model(net, {.bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
   optim::Adam optimizer(net->parameters(), {.lr = 1e-2});
-  const Tensor x = randn({8, 32}), y = randint(0, 8, {8});
+  const Tensor x = randn({8, 32}).to(device()), y = randint(0, 8, {8}).to(device());
   model.join([&] {
     for (int step = 0; step < (rank == 0 ? 2 : steps); ++step) {
       model.loss(nn::CrossEntropyLoss(), x, y).backward();
@@ -71,9 +76,10 @@ void train_joined(int rank, int steps) {
 }
 
 void call(const std::string& what, bool odd) {
-  Tensor t = ones({1000}), other = ones({999}), all = empty({1000 * parallel::world_size()});
+  const TensorOptions here{.device = device()};
+  Tensor t = ones({1000}, here), other = ones({999}, here), all = empty({1000 * parallel::world_size()}, here);
   if (what == "sums") {
-    t = ones({3'000'000});
+    t = ones({3'000'000}, here);
     for (int i = 0; i < 8; ++i) parallel::all_reduce(t);
   } else if (what == "another-collective") {
     odd ? parallel::all_gather(all, t) : parallel::all_reduce(t);

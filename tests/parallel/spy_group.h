@@ -11,8 +11,8 @@ class Spy final : public parallel::ProcessGroup {
   std::string backend() const override { return inner_->backend(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  Tensor allocate(const Shape& shape, DType dtype) override {
-    allocations.push_back(inner_->allocate(shape, dtype));
+  Tensor allocate(const Shape& shape, DType dtype, Device device) override {
+    allocations.push_back(inner_->allocate(shape, dtype, device));
     return allocations.back();
   }
   std::vector<std::int64_t> reduced;  // elements of each all_reduce

@@ -1,0 +1,83 @@
+// DistributedDataParallel on GPUs against one process on the CPU.
+#include <cmath>
+
+#include <tandem/tandem.h>
+#include <tandem/tests/cuda/nccl_cases.h>
+#include <tandem/tests/parallel/collective_cases.h>
+
+namespace tandem::test {
+namespace {
+
+using Group = std::shared_ptr<parallel::ProcessGroup>;
+
+std::shared_ptr<nn::SequentialImpl> make_net(int phase) {
+  auto net = std::make_shared<nn::SequentialImpl>(nn::Linear(6, 16), nn::ReLU(), nn::Linear(16, 16), nn::ReLU(),
+                                                  nn::Linear(16, 4));
+  const NoGradGuard no_grad;
+  int salt = 0;
+  for (Tensor& p : net->parameters()) p.copy_(values_of(phase, p.numel(), float32, ++salt).view(p.shape()) * 0.2);
+  return net;
+}
+
+Tensor rows_of(int step, std::int64_t rows) { return values_of(step, rows * 6, float32, step).view({rows, 6}); }
+Tensor labels_of(int step, std::int64_t rows) {
+  std::vector<std::int64_t> labels;
+  for (std::int64_t i = 0; i < rows; ++i) labels.push_back((i * 7 + step * 3) % 4);
+  return tensor(labels);
+}
+// The rows of a rank: parts whose sizes differ by at most one.
+Tensor part(const Tensor& t, const Group& group) {
+  const std::int64_t rows = t.size(0), rank = group->rank(), size = group->size();
+  return t.slice(0, rows * rank / size, rows * (rank + 1) / size);
+}
+
+template <class Method, class Options>
+void compare(const Group& group, Device device, std::int64_t rows, const Options& options,
+             const parallel::DistributedDataParallelOptions& ddp_options) {
+  const nn::CrossEntropyLoss loss_fn;
+  const auto alone = make_net(1), net = make_net(1 + group->rank());  // rank 0's parameters win
+  net->to(device);
+  parallel::DistributedDataParallel ddp(net, ddp_options);
+  Method reference(alone->parameters(), options), optimizer(net->parameters(), options);
+  for (int step = 0; step < 12; ++step) {
+    const Tensor x = rows_of(step, rows), y = labels_of(step, rows);
+    const Tensor expected = loss_fn((*alone)(x), y);
+    expected.backward();
+    Tensor mine = ddp.loss(loss_fn, part(x, group).to(device), part(y, group).to(device));
+    mine.backward();
+    Tensor whole = mine.detach().clone();
+    group->all_reduce(whole, parallel::ReduceOp::avg).wait();
+    const double difference = std::abs(whole.item<double>() - expected.item<double>());
+    require(difference < 1e-5, fmt::format("the loss of step {} with {} rows is {}, and {} on one device", step, rows,
+                                           whole.item<double>(), expected.item<double>()));
+    reference.step();
+    optimizer.step();
+    reference.zero_grad();
+    optimizer.zero_grad();
+  }
+  const NoGradGuard no_grad;
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    require(allclose(net->parameters()[i].to(Device()), alone->parameters()[i], 1e-4, 1e-5), "parameters are alike");
+  parallel::check_consistency(ddp, optimizer, group);
+}
+
+}  // namespace
+
+void gpu_training_cases(const Group& group, Device device) {
+  const parallel::DistributedDataParallelOptions one_bucket{.process_group = group};
+  parallel::DistributedDataParallelOptions many{.process_group = group, .bucket_cap_mb = 1e-4, .first_bucket_mb = 1e-4};
+  for (const std::int64_t rows : {8, 7, 1}) {
+    compare<optim::SGD>(group, device, rows, optim::SGDOptions{.lr = 0.1, .momentum = 0.9}, many);
+    compare<optim::Adam>(group, device, rows, optim::AdamOptions{.lr = 1e-2}, one_bucket);
+  }
+  many.find_unused_parameters = true;
+  compare<optim::SGD>(group, device, 8, optim::SGDOptions{.lr = 0.1}, many);
+  if (group->size() > 1 && group->backend() == "nccl")
+    require_error("reproducible_shards does not work over nccl", [&] {
+      auto net = make_net(1);
+      net->to(device);
+      parallel::DistributedDataParallel(net, {.process_group = group, .reproducible_shards = 4});
+    });
+}
+
+}  // namespace tandem::test
