@@ -17,7 +17,7 @@ bool capturing(Device device) { return t_capture != nullptr && t_capture->device
 
 void* slot(Device device, std::size_t bytes, UniqueFunction<void(void*)> refresh) {
   check(capturing(device), "Graph", "no graph is being captured on {}", device);
-  void* const data = t_capture->slots.add(t_capture->memory, bytes, std::move(refresh));
+  void* const data = t_capture->slots.add(bytes, std::move(refresh));
   check(data != nullptr, "Graph", "out of memory on {}: {} bytes were asked for what changes from replay to replay",
         device, bytes);
   return data;

@@ -39,7 +39,7 @@ struct Capture {
     void* data = nullptr;
     std::size_t bytes = 0;
   };
-  explicit Capture(Device of) : device(of), memory(of.index()) {}
+  explicit Capture(Device of) : device(of), memory(of.index()), slots(of.index()) {}
   Device device;
   GraphMemory memory;
   Slots slots;

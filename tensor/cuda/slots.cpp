@@ -16,11 +16,11 @@ Slots::~Slots() {
   if (staged_ != nullptr) release_pinned(staged_);
 }
 
-void* Slots::add(GraphMemory& memory, std::size_t bytes, UniqueFunction<void(void*)> refresh) {
+void* Slots::add(std::size_t bytes, UniqueFunction<void(void*)> refresh) {
   const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (pages_.empty() || pages_.back().bytes - pages_.back().used < size) {
     Page page{.bytes = std::max(size, kPage), .offset = bytes_};
-    page.data = static_cast<char*>(memory.allocate(page.bytes));
+    page.data = static_cast<char*>(memory_.allocate(page.bytes));
     if (page.data == nullptr) return nullptr;
     bytes_ += page.bytes;
     pages_.push_back(page);

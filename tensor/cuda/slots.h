@@ -14,13 +14,13 @@ namespace tandem::cuda {
 /// The slots of one graph.
 class Slots {
  public:
-  Slots() = default;
+  explicit Slots(int device) : memory_(device) {}
   ~Slots();
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  /// A piece of device memory, out of the graph's own; null when there is none left. See cuda::slot for `refresh`.
-  void* add(GraphMemory& memory, std::size_t bytes, UniqueFunction<void(void*)> refresh);
+  /// A piece of device memory; null when there is none left. See cuda::slot for `refresh`.
+  void* add(std::size_t bytes, UniqueFunction<void(void*)> refresh);
   /// After the last slot: makes the host's memory.
   void finish();
   /// Fills the slots in the order of the stream, whose device is current. Waits where the host is several replays
@@ -37,6 +37,7 @@ class Slots {
     char* data = nullptr;
     std::size_t bytes = 0, used = 0, offset = 0;
   };
+  GraphMemory memory_;  // apart from what the graph's tensors use, since it is filled before the first of them is made
   std::vector<Slot> slots_;
   std::vector<Page> pages_;  // one, but for very many parameters
   std::size_t bytes_ = 0;    // of all pages

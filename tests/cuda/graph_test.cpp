@@ -135,12 +135,33 @@ TEST_CASE("cuda: draws go on in the streams of their capture") {
   CHECK(run(true) == run(false));
 }
 
+TEST_CASE("cuda: the graph's own temporaries do not lie where the host's numbers are") {
+  const auto run = [](bool with_graph) {
+    manual_seed(6);
+    const Tensor x = ones({1 << 18}, {.device = kDevice});
+    Tensor drawn;
+    cuda::Graph graph;
+    const auto draw = [&] {
+      { const Tensor gone = x * 2; }
+      drawn = rand({50}, {.device = kDevice});
+    };
+    if (with_graph) graph.capture(draw);
+    std::vector<float> seen;
+    for (int i = 0; i < 2; ++i) {
+      with_graph ? graph.replay() : draw();
+      for (const float value : drawn.to_vector<float>()) seen.push_back(value);
+    }
+    return seen;
+  };
+  CHECK(run(true) == run(false));
+}
+
 TEST_CASE("cuda: steps of many parameters, in groups of their own") {
   const auto run = [](bool with_graph) {
     manual_seed(8);
     std::vector<Tensor> few, many;
-    for (int i = 0; i < 2500; ++i)  // more than a kernel takes, and than a page of slots
-      (i < 5 ? few : many).push_back(randn({2}).to(kDevice).requires_grad_());
+    for (int i = 0; i < 1000; ++i)  // more than a kernel takes, and than a page of slots
+      (i < 5 ? few : many).push_back(randn({2}, {.dtype = float64}).to(kDevice).requires_grad_());
     optim::Adam optimizer({{.params = few}, {.params = many, .lr = 0.02}}, {.lr = 0.1});
     cuda::Graph graph;
     const auto step = [&] {
@@ -246,7 +267,7 @@ TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given b
         old = Tensor();  // freed in the capture, and read by each replay
       });
     }
-    const Tensor other = full({kMany}, 7, {.device = kDevice});  // does not get the memory of x or old
+    const Tensor other = full({kMany}, 7.0, {.device = kDevice});  // does not get the memory of x or old
     CHECK(memory_stats(kDevice).reserved < before.reserved + (std::size_t{10} << 20));
     const MemoryStats first = memory_stats(kDevice);
     for (int i = 0; i < 50; ++i) graph->replay();
