@@ -128,8 +128,8 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   double label_smoothing = 0;
 };
-/// Logits {n, classes}, labels {n} int64. A label out of range is an error that names it. `mean` divides by the sum of
-/// the weights of labels that are not ignored; when all are ignored or n is 0, loss and gradient are 0.
+/// Logits {n, classes}, labels {n} int64. A label out of range is an error that names it (of a GPU, when it is waited
+/// for). `mean` divides by the sum of the weights of labels not ignored; if all are or n is 0, loss and gradient are 0.
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options = {});
 LossParts cross_entropy_parts(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options = {});
 

@@ -1,8 +1,8 @@
 #include "advise.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
-#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -28,30 +28,15 @@ Group group_of(int n) {
   return parallel::new_group(ranks);
 }
 
-// Microseconds a step of each candidate in each round. Called by all ranks.
-std::vector<std::vector<double>> run_steps(const std::vector<Candidate>& candidates, const Problem& problem,
-                                           const std::vector<Group>& groups, int rounds, double round_ms) {
-  std::vector<std::optional<Side>> sides(candidates.size());
-  std::vector<Turn> turns;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& c = candidates[i];
-    const bool all = c.mode == Mode::ddp;
-    if (all ? groups[i]->rank() >= 0 : parallel::rank() == 0) {
-      Problem own = problem;
-      own.bucket_mb = all ? c.bucket_mb : own.bucket_mb;
-      enter(c.mode, c.devices);
-      sides[i].emplace(c.mode, own, c.mode == Mode::dp ? c.devices : 1, kLearningRate, groups[i]);
-      enter(Mode::one, 1);
-    }
-    turns.push_back(
-        {.run = [&side = sides[i],
-                 c](int calls) { return in(c.mode, c.devices, [&] { return mean_of(calls, [&] { side->step(); }); }); },
-         .ranks = all ? c.devices : 1});
-  }
-  take_turns(turns, rounds, round_ms);
-  std::vector<std::vector<double>> times;
-  for (Turn& turn : turns) times.push_back(turn.samples["whole"]);
-  return times;
+// Empty where this process has no part in it.
+std::unique_ptr<Side> side_of(const Candidate& c, Problem problem, const Group& group) {
+  const bool ranks = c.mode == Mode::ddp;
+  if (ranks ? group->rank() < 0 : parallel::rank() != 0) return nullptr;
+  if (ranks) problem.bucket_mb = c.bucket_mb;
+  enter(c.mode, c.devices);
+  auto side = std::make_unique<Side>(c.mode, problem, c.mode == Mode::dp ? c.devices : 1, kLearningRate, group);
+  enter(Mode::one, 1);
+  return side;
 }
 
 nlohmann::json record_of(const Prediction& p, const Prediction& one, const Problem& problem) {
@@ -73,30 +58,14 @@ nlohmann::json record_of(const Prediction& p, const Prediction& one, const Probl
           {"limited_by", what_limits(p, one)}};
 }
 
-void print_predictions(const std::vector<Prediction>& predictions) {
-  fmt::print("{:>5} {:>2} {:>7} {:>10} {:>8}   {}\n", "mode", "n", "buckets", "predicted", "speed-up", "limited by");
-  for (const Prediction& p : predictions)
-    fmt::print("{:>5} {:>2} {:>7} {:>10.0f} {:>8.2f}   {}\n", name(p.candidate.mode), p.candidate.devices,
-               p.candidate.mode == Mode::ddp ? fmt::format("{} MiB", p.candidate.bucket_mb) : "", p.step(),
-               predictions.front().step() / p.step(), what_limits(p, predictions.front()));
-}
+std::string buckets(const Candidate& c) { return c.mode == Mode::ddp ? fmt::format("{} MiB", c.bucket_mb) : ""; }
 
-// What the pieces predict for one device, and for each candidate; on rank 0. Called by all ranks.
-std::vector<Prediction> predictions_for(const Problem& problem, const std::vector<Group>& groups, const Settings& s) {
-  const bool first = parallel::rank() == 0;
-  const auto rows = static_cast<double>(problem.batch_size);
-  if (first)
-    fmt::print("MLP with {} hidden layer{} of {}, {} rows a step, {}\n", problem.layers, problem.layers == 1 ? "" : "s",
-               problem.width, problem.batch_size, problem.adam ? "adam" : "sgd");
-  std::vector<Prediction> predictions;
-  for (const Group& group : groups) {
-    const Pieces pieces = measure_pieces(problem, group, s.rounds, s.round_ms / 2);
-    if (!first) continue;
-    fmt::print("{}", describe(pieces, group->backend()));
-    if (predictions.empty()) predictions.push_back(predict(pieces, {}, rows));
-    for (const Candidate& c : candidates_of(problem, group->size())) predictions.push_back(predict(pieces, c, rows));
-  }
-  return predictions;
+void print_predictions(const std::vector<Prediction>& predictions) {
+  fmt::print("{:>5} {:>2} {:>8} {:>10} {:>8}   {}\n", "mode", "n", "buckets", "predicted", "speed-up", "limited by");
+  for (const Prediction& p : predictions)
+    fmt::print("{:>5} {:>2} {:>8} {:>10.0f} {:>8.2f}   {}\n", name(p.candidate.mode), p.candidate.devices,
+               buckets(p.candidate), p.step(), predictions.front().step() / p.step(),
+               what_limits(p, predictions.front()));
 }
 
 void print_choice(const Prediction& best, const Prediction& one) {
@@ -107,69 +76,76 @@ void print_choice(const Prediction& best, const Prediction& one) {
                one.step() / best.step());
 }
 
-// The numbers of those to run: one device, and the best of each other mode.
-std::vector<std::size_t> best_of_modes(const std::vector<Prediction>& predictions) {
-  std::vector<std::size_t> best{0};
-  for (const Mode mode : {Mode::dp, Mode::ddp}) {
-    std::vector<Prediction> of_mode;
-    std::vector<std::size_t> numbers;
-    for (std::size_t i = 0; i < predictions.size(); ++i) {
-      if (predictions[i].candidate.mode != mode) continue;
-      of_mode.push_back(predictions[i]);
-      numbers.push_back(i);
-    }
-    best.push_back(numbers[best_of(of_mode)]);
-  }
-  return best;
-}
-
 // Prints the predictions beside what was measured, and adds that to the records.
-void print_results(const std::vector<Prediction>& run, const std::vector<std::vector<double>>& times,
-                   const std::vector<nlohmann::json*>& records) {
-  fmt::print("{:>5} {:>2} {:>10} {:>22} {:>6} {:>10} {:>9}\n", "mode", "n", "predicted", "measured [p10, p90]", "error",
-             "speed-up", "measured");
-  for (std::size_t i = 0; i < run.size(); ++i) {
-    const double predicted = run[i].step(), measured = median(times[i]), error = predicted / measured - 1,
-                 speed_up = median_ratio(times[0], times[i]);
-    records[i]->update({{"measured_us", measured}, {"error", error}, {"measured_speed_up", speed_up}});
-    fmt::print("{:>5} {:>2} {:>10.0f} {:>22} {:>5.0f}% {:>10.2f} {:>9.2f}\n", name(run[i].candidate.mode),
-               run[i].candidate.devices, predicted,
-               fmt::format("{:.0f} [{:.0f}, {:.0f}]", measured, quantile(times[i], 0.1), quantile(times[i], 0.9)),
-               100 * error, run.front().step() / predicted, speed_up);
+void print_results(const std::vector<Prediction>& predictions, const std::vector<const Turn*>& runs, std::size_t chosen,
+                   nlohmann::json& records) {
+  fmt::print("{:>5} {:>2} {:>8} {:>10} {:>22} {:>6} {:>10} {:>9}\n", "mode", "n", "buckets", "predicted",
+             "measured [p10, p90]", "error", "speed-up", "measured");
+  const double one = runs.front()->typical("whole");
+  std::size_t fastest = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Prediction& p = predictions[i];
+    const std::vector<double>& times = runs[i]->samples.at("whole");
+    const double measured = runs[i]->typical("whole"), error = p.step() / measured - 1;
+    if (measured < runs[fastest]->typical("whole")) fastest = i;
+    records[i].update({{"measured_us", measured}, {"error", error}, {"measured_speed_up", one / measured}});
+    fmt::print("{:>5} {:>2} {:>8} {:>10.0f} {:>22} {:>5.0f}% {:>10.2f} {:>9.2f}\n", name(p.candidate.mode),
+               p.candidate.devices, buckets(p.candidate), p.step(),
+               fmt::format("{:.0f} [{:.0f}, {:.0f}]", measured, quantile(times, 0.1), quantile(times, 0.9)),
+               100 * error, predictions.front().step() / p.step(), one / measured);
   }
+  if (fastest == chosen)
+    fmt::print("Nothing that was run was faster.\n");
+  else
+    fmt::print("Of what was run {} was {:.1f} % faster.\n", describe(predictions[fastest].candidate),
+               100 * (runs[chosen]->typical("whole") / runs[fastest]->typical("whole") - 1));
   std::fflush(stdout);
 }
 
-// The records of one batch size and optimizer, on rank 0. Called by all ranks.
+// The records of one batch size and optimizer, on rank 0. Called by all ranks. Pieces and runs take turns, so that a
+// load that comes and goes is in both; short turns and many of them meet it often.
 nlohmann::json advise_for(const Problem& problem, const std::vector<Group>& groups, const Settings& s) {
-  const std::vector<Prediction> predictions = predictions_for(problem, groups, s);
-  const bool first = parallel::rank() == 0;
-  std::vector<Prediction> run{{}, {.candidate = {.mode = Mode::dp}}, {.candidate = {.mode = Mode::ddp}}};
-  nlohmann::json records = nlohmann::json::array();
-  std::vector<nlohmann::json*> records_of_run;
-  if (first) {
-    print_predictions(predictions);
-    const std::size_t best = best_of(predictions);
-    print_choice(predictions[best], predictions.front());
-    for (const Prediction& p : predictions) records.push_back(record_of(p, predictions.front(), problem));
-    records[best]["chosen"] = true;
-    run.clear();
-    for (const std::size_t i : best_of_modes(predictions)) {
-      run.push_back(predictions[i]);
-      records_of_run.push_back(&records[i]);
+  constexpr int kParts = 3;
+  std::vector<Turn> turns;
+  std::vector<PieceTurns> pieces_of;
+  std::vector<std::vector<Candidate>> candidates;  // of each group
+  std::vector<std::unique_ptr<Side>> sides;
+  std::vector<std::size_t> numbers;  // of the turns that run a candidate
+  for (const Group& group : groups) {
+    pieces_of.emplace_back(problem, group, turns);
+    candidates.push_back(candidates_of(problem, group->size()));
+    if (group == groups.front()) candidates.back().insert(candidates.back().begin(), Candidate{});
+    for (const Candidate& c : candidates.back()) {
+      Side* side = sides.emplace_back(side_of(c, problem, group)).get();
+      numbers.push_back(turns.size());
+      turns.push_back({.run =
+                           [side, c](int calls) {
+                             return in(c.mode, c.devices, [&] { return mean_of(calls, [&] { side->step(); }); });
+                           },
+                       .ranks = c.mode == Mode::ddp ? c.devices : 1});
     }
   }
-  // The other ranks learn what is run.
-  Candidate &dp = run[1].candidate, &ddp = run[2].candidate;
-  Tensor chosen =
-      tensor({static_cast<double>(dp.devices), static_cast<double>(ddp.devices), ddp.bucket_mb}, {.dtype = float64});
-  parallel::broadcast(chosen, 0);
-  dp.devices = chosen[0].item<int>();
-  ddp.devices = chosen[1].item<int>();
-  ddp.bucket_mb = chosen[2].item<double>();
-  const auto group = std::ranges::find(groups, ddp.devices, [](const Group& g) { return g->size(); });
-  const auto times = run_steps({run[0].candidate, dp, ddp}, problem, {nullptr, nullptr, *group}, s.rounds, s.round_ms);
-  if (first) print_results(run, times, records_of_run);
+  take_turns(turns, s.rounds * kParts, s.round_ms / kParts / 2);
+  nlohmann::json records = nlohmann::json::array();
+  if (parallel::rank() != 0) return records;
+
+  fmt::print("MLP with {} hidden layer{} of {}, {} rows a step, {}\n", problem.layers, problem.layers == 1 ? "" : "s",
+             problem.width, problem.batch_size, problem.adam ? "adam" : "sgd");
+  std::vector<Prediction> predictions;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Pieces pieces = pieces_of[g].pieces(turns);
+    fmt::print("{}", describe(pieces, groups[g]->backend()));
+    for (const Candidate& c : candidates[g])
+      predictions.push_back(predict(pieces, c, static_cast<double>(problem.batch_size)));
+  }
+  print_predictions(predictions);
+  const std::size_t best = best_of(predictions);
+  print_choice(predictions[best], predictions.front());
+  for (const Prediction& p : predictions) records.push_back(record_of(p, predictions.front(), problem));
+  records[best]["chosen"] = true;
+  std::vector<const Turn*> runs;
+  for (const std::size_t i : numbers) runs.push_back(&turns[i]);
+  print_results(predictions, runs, best, records);
   return records;
 }
 

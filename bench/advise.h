@@ -7,9 +7,8 @@ namespace bench {
 
 /// 2, 4, 8, ... and the number of cores itself.
 std::vector<int> device_counts(int cores);
-/// For each batch size and optimizer: measures the pieces of a step, prints what they predict for each mode, number of
-/// devices and bucket size, says what to use, and runs the best of each mode beside its prediction. Returns the exit
-/// code.
+/// For each batch size and optimizer: measures the pieces of a step and runs each mode, number of devices and bucket
+/// size in turn, prints what the pieces predict, says what to use, and shows the runs beside. Returns the exit code.
 int advise(const Settings& settings);
 /// The step of ddp with and without check_every, in turn.
 int guard_cost(const Settings& settings);

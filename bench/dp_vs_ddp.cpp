@@ -317,7 +317,7 @@ int main(int argc, char** argv) {
   app.add_flag(
       "--advise", advise,
       "measure the pieces of a step on one device and between devices, predict from them the step of each mode, "
-      "number of devices (default: up to the cores) and bucket size, and compare with a run of the best");
+      "number of devices (default: up to the cores) and bucket size, and compare with runs of them, in turn");
   app.add_option("--check-every", s.check_every,
                  "only measure what comparing the parameters of ddp at every so many steps costs")
       ->check(number_from(1, 1000));

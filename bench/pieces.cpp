@@ -5,9 +5,11 @@
 #include <optional>
 
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/on_device.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "timing.h"
 #include "turns.h"
 
 using namespace tandem;
@@ -29,14 +31,57 @@ std::vector<std::int64_t> bytes_of_parameters(const Problem& problem) {
   return bytes;
 }
 
-// Phases of a step, in proportion to the mean step: the rare long ones count too.
-Phases phases_of_mean(Side& side, int calls) {
+// The mean step on one device, and the update's share of it: the rare long ones count too.
+Phases step_and_update(Side& side, int calls) {
   Phases phases;
   const double whole = mean_of(1, [&] { phases = side.phases(calls); }).at("whole") / calls;
-  const double scale = whole / phases.at("whole");
-  for (auto& entry : phases) entry.second *= scale;
-  return phases;
+  const double parts = phases.at("forward") + phases.at("backward") + phases.at("step");
+  return {{"whole", whole}, {"step", phases.at("step") * whole / parts}};
 }
+
+// The mean step of DataParallel, and the median of its sum of gradients.
+Phases step_and_sum(Side& side, int calls) {
+  Phases phases;
+  const double whole = mean_of(1, [&] { phases = side.phases(calls); }).at("whole") / calls;
+  return {{"whole", whole}, {"reduce", phases.at("reduce")}};
+}
+
+// The computing of DataParallel without its wrapper: a model on each device, all with the memory of the first one's
+// parameters.
+class OnDevices {
+ public:
+  OnDevices(const Problem& problem, int count) {
+    for (int i = 0; i < count; ++i) {
+      const Device device(DeviceType::cpu, i);
+      Net& net = nets_.emplace_back();
+      net.model = make_mlp(problem.layers, problem.width);
+      net.model->to(device);
+      const std::vector<Tensor> own = net.model->parameters(), shared = nets_.front().model->parameters();
+      for (std::size_t k = 0; i > 0 && k < own.size(); ++k) {
+        Tensor parameter = own[k];
+        parameter.set_data(parallel::on_device(shared[k].detach(), device));
+      }
+      net.x = rand({problem.batch_size, 784}).to(device);
+      net.y = randint(0, 10, {problem.batch_size}).to(device);
+      devices_.push_back(device);
+    }
+  }
+  void forward_and_backward() {
+    run_on_devices(devices_, [&](int i) {
+      Net& net = nets_[static_cast<std::size_t>(i)];
+      nn::CrossEntropyLoss()((*net.model)(net.x), net.y).backward();
+      net.model->zero_grad();
+    });
+  }
+
+ private:
+  struct Net {
+    std::shared_ptr<nn::SequentialImpl> model;
+    Tensor x, y;
+  };
+  std::vector<Net> nets_;
+  std::vector<Device> devices_;
+};
 
 // Gradients of as many bytes as the model's, with nothing else to do.
 struct Flat : nn::Module {
@@ -46,14 +91,14 @@ struct Flat : nn::Module {
 };
 
 Phases sum_of_gradients(parallel::DataParallel& flat, int calls) {
-  double total = 0;
+  std::vector<double> sums;
   const Tensor x = ones({static_cast<std::int64_t>(flat.devices().size()), 1});
   for (int i = 0; i < calls; ++i) {
     sum(flat(x)).backward();
-    total += flat.phases().reduce * 1e6;
+    sums.push_back(flat.phases().reduce * 1e6);
     flat.zero_grad();
   }
-  return {{"reduce", total / calls}};
+  return {{"reduce", median(sums)}};
 }
 
 // The same step on all ranks at once, none of which begins before all have ended the one before.
@@ -92,69 +137,112 @@ Phases both_at_once(parallel::ProcessGroup& group, Tensor gradients, Side& side,
 
 }  // namespace
 
-Pieces measure_pieces(const Problem& problem, const Group& group, int rounds, double round_ms) {
+struct PieceTurns::State {
+  Group group;
+  std::int64_t rows = 0, part_rows = 0;
+  std::optional<Side> whole, part, one_tiny, dp_tiny, ddp_tiny;
+  std::optional<parallel::DataParallel> flat;
+  std::optional<OnDevices> on_devices, tiny_on_devices;
+  std::vector<std::int64_t> sizes;  // of all-reduces
+  std::size_t begin = 0;            // of the turns
+
+  // The turns, in this order. Those of the all-reduces are followed by that of an all-reduce beside computing.
+  enum Number : std::size_t {
+    kWhole,
+    kPart,
+    kTiny,
+    kDpTiny,
+    kFlat,
+    kOnDevices,
+    kTinyOnDevices,
+    kTogether,
+    kTinyTogether,
+    kDdpTiny,
+    kAllReduce
+  };
+};
+
+PieceTurns::PieceTurns(const Problem& problem, const Group& group, std::vector<Turn>& turns)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
   const int n = group->size();
   const bool member = group->rank() >= 0, first = parallel::rank() == 0;
-  const std::int64_t part_rows = (problem.batch_size + n - 1) / n;
+  s.group = group;
+  s.rows = problem.batch_size;
+  s.part_rows = (problem.batch_size + n - 1) / n;
   const std::vector<std::int64_t> bytes = bytes_of_parameters(problem);
   const std::int64_t total = std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
   const Problem tiny{.layers = problem.layers, .width = 8, .batch_size = 1, .adam = problem.adam};
 
-  std::optional<Side> whole, part, one_tiny, dp_tiny, ddp_tiny;
-  std::optional<parallel::DataParallel> flat;
   if (member) {
-    part.emplace(Mode::one, with_rows(problem, part_rows), 1, kLearningRate);
-    one_tiny.emplace(Mode::one, tiny, 1, kLearningRate);
-    ddp_tiny.emplace(Mode::ddp, with_rows(tiny, n), 1, kLearningRate, group);
+    s.part.emplace(Mode::one, with_rows(problem, s.part_rows), 1, kLearningRate);
+    s.one_tiny.emplace(Mode::one, tiny, 1, kLearningRate);
+    s.ddp_tiny.emplace(Mode::ddp, with_rows(tiny, n), 1, kLearningRate, group);
   }
   if (first) {
-    whole.emplace(Mode::one, problem, 1, kLearningRate);
+    s.whole.emplace(Mode::one, problem, 1, kLearningRate);
     enter(Mode::dp, n);
-    dp_tiny.emplace(Mode::dp, with_rows(tiny, n), n, kLearningRate);
-    flat.emplace(std::make_shared<Flat>(total / 4));
+    s.dp_tiny.emplace(Mode::dp, with_rows(tiny, n), n, kLearningRate);
+    s.flat.emplace(std::make_shared<Flat>(total / 4));
+    s.on_devices.emplace(with_rows(problem, s.part_rows), n);
+    s.tiny_on_devices.emplace(tiny, n);
     enter(Mode::one, 1);
   }
   auto memory = [&](std::int64_t size) { return member ? group->allocate({size / 4}, float32) : Tensor(); };
-  const Tensor gradients = memory(total);
 
-  enum { kWhole, kPart, kTiny, kDpTiny, kFlat, kTogether, kTinyTogether, kDdpTiny, kBoth, kAllReduce };
-  std::vector<Turn> turns{
-      {.run = [&](int calls) { return phases_of_mean(*whole, calls); }},
-      {.run = [&](int calls) { return phases_of_mean(*part, calls); }},
-      {.run = [&](int calls) { return phases_of_mean(*one_tiny, calls); }},
-      {.run = [&](int calls) { return in(Mode::dp, n, [&] { return phases_of_mean(*dp_tiny, calls); }); }},
-      {.run = [&](int calls) { return in(Mode::dp, n, [&] { return sum_of_gradients(*flat, calls); }); }},
-      {.run = [&](int calls) { return in_step(*group, *part, calls); }, .ranks = n},
-      {.run = [&](int calls) { return in_step(*group, *one_tiny, calls); }, .ranks = n},
-      {.run = [&](int calls) { return phases_of_mean(*ddp_tiny, calls); }, .ranks = n},
-      {.run = [&](int calls) { return both_at_once(*group, gradients, *part, calls); }, .ranks = n}};
-  std::vector<std::int64_t> sizes{4 << 10, 256 << 10, 1 << 20};
-  std::erase_if(sizes, [&](std::int64_t size) { return size >= total; });
-  sizes.push_back(total);
-  for (const std::int64_t size : sizes)
+  s.begin = turns.size();
+  const std::vector<Turn> of_steps{
+      {.run = [&s](int calls) { return step_and_update(*s.whole, calls); }},
+      {.run = [&s](int calls) { return step_and_update(*s.part, calls); }},
+      {.run = [&s](int calls) { return step_and_update(*s.one_tiny, calls); }},
+      {.run = [&s, n](int calls) { return in(Mode::dp, n, [&] { return step_and_sum(*s.dp_tiny, calls); }); }},
+      {.run = [&s, n](int calls) { return in(Mode::dp, n, [&] { return sum_of_gradients(*s.flat, calls); }); }},
+      {.run =
+           [&s, n](int calls) {
+             return in(Mode::dp, n, [&] { return mean_of(calls, [&] { s.on_devices->forward_and_backward(); }); });
+           }},
+      {.run =
+           [&s, n](int calls) {
+             return in(Mode::dp, n, [&] { return mean_of(calls, [&] { s.tiny_on_devices->forward_and_backward(); }); });
+           }},
+      {.run = [&s](int calls) { return in_step(*s.group, *s.part, calls); }, .ranks = n},
+      {.run = [&s](int calls) { return in_step(*s.group, *s.one_tiny, calls); }, .ranks = n},
+      {.run = [&s](int calls) { return mean_of(calls, [&] { s.ddp_tiny->step(); }); }, .ranks = n}};
+  turns.insert(turns.end(), of_steps.begin(), of_steps.end());
+  s.sizes = {4 << 10, 256 << 10, 1 << 20};
+  std::erase_if(s.sizes, [&](std::int64_t size) { return size >= total; });
+  s.sizes.push_back(total);
+  for (const std::int64_t size : s.sizes)
+    turns.push_back({.run = [&s, t = memory(size)](int calls) { return all_reduce(*s.group, t, calls); }, .ranks = n});
+  if (works_beside(group->backend()))
     turns.push_back(
-        {.run = [&group, t = memory(size)](int calls) { return all_reduce(*group, t, calls); }, .ranks = n});
-  take_turns(turns, rounds, round_ms);
-  if (!first) return {};
+        {.run = [&s, t = memory(total)](int calls) { return both_at_once(*s.group, t, *s.part, calls); }, .ranks = n});
+}
 
-  auto computing = [&](int turn) {
-    const Turn& t = turns[static_cast<std::size_t>(turn)];
-    return t.median("forward") + t.median("backward");
-  };
-  const double together = turns[kTogether].median("whole"), tiny_alone = turns[kTiny].median("whole");
-  Pieces pieces{.devices = n};
-  pieces.compute = {{static_cast<double>(part_rows), computing(kPart)},
-                    {static_cast<double>(problem.batch_size), computing(kWhole)}};
-  pieces.update = turns[kWhole].median("step");
-  pieces.slowdown = std::max(1.0, together / turns[kPart].median("whole"));
-  pieces.dp_wrapper = std::max(0.0, turns[kDpTiny].median("whole") - tiny_alone);
-  pieces.dp_sum = std::max(0.0, turns[kFlat].median("reduce") - turns[kDpTiny].median("reduce"));
-  for (std::size_t i = 0; i < sizes.size(); ++i)
-    pieces.all_reduce[static_cast<double>(sizes[i])] = turns[kAllReduce + i].median("whole");
-  pieces.ddp_wrapper = std::max(
-      0.0, turns[kDdpTiny].median("whole") - turns[kTinyTogether].median("whole") - pieces.all_reduce.begin()->second);
+PieceTurns::~PieceTurns() = default;
+PieceTurns::PieceTurns(PieceTurns&&) noexcept = default;
+
+Pieces PieceTurns::pieces(const std::vector<Turn>& turns) const {
+  const State& s = *state_;
+  using enum State::Number;
+  auto time = [&](std::size_t turn, const char* what) { return turns[s.begin + turn].typical(what); };
+  auto computing = [&](std::size_t turn) { return time(turn, "whole") - time(turn, "step"); };
+  Pieces pieces{.devices = s.group->size()};
+  pieces.compute = {{static_cast<double>(s.part_rows), computing(kPart)},
+                    {static_cast<double>(s.rows), computing(kWhole)}};
+  pieces.update = time(kWhole, "step");
+  pieces.dp_slowdown = std::max(1.0, time(kOnDevices, "whole") / computing(kPart));
+  pieces.ddp_slowdown = std::max(1.0, time(kTogether, "whole") / time(kPart, "whole"));
+  pieces.dp_wrapper = std::max(0.0, time(kDpTiny, "whole") - time(kTinyOnDevices, "whole") - time(kTiny, "step"));
+  pieces.dp_sum = std::max(0.0, time(kFlat, "reduce") - time(kDpTiny, "reduce"));
+  for (std::size_t i = 0; i < s.sizes.size(); ++i)
+    pieces.all_reduce[static_cast<double>(s.sizes[i])] = time(kAllReduce + i, "whole");
+  pieces.ddp_wrapper =
+      std::max(0.0, time(kDdpTiny, "whole") - time(kTinyTogether, "whole") - pieces.all_reduce.begin()->second);
   const double alone = pieces.all_reduce.rbegin()->second;
-  pieces.hidden_share = std::clamp((together + alone - turns[kBoth].median("whole")) / alone, 0.0, 1.0);
+  if (works_beside(s.group->backend()))
+    pieces.hidden_share =
+        std::clamp((time(kTogether, "whole") + alone - time(kAllReduce + s.sizes.size(), "whole")) / alone, 0.0, 1.0);
   return pieces;
 }
 
@@ -181,13 +269,16 @@ std::string describe(const Pieces& p, const std::string& backend) {
   const auto [many, slow] = *p.compute.rbegin();
   const double per_row = many > few ? (slow - quick) / (many - few) : 0;
   const auto [bytes, reduced] = *p.all_reduce.rbegin();
+  const std::string hidden = works_beside(backend)
+                                 ? fmt::format(", of which computing hides {:.0f} %", 100 * p.hidden_share)
+                                 : ", which computing cannot hide";
   return fmt::format(
       "{} devices, in us: forward and backward {:.0f} for {} rows and {:.0f} for {}, which is {:.0f} and {:.2f} a row; "
-      "update {:.0f}; all at once {:.2f} times as long.\n"
-      "  DP: wrapper {:.0f}, sum of the gradients {:.0f}. DDP ({}): wrapper {:.0f}, all-reduce of {:.2f} MB {:.0f}, of "
-      "which computing hides {:.0f} %.\n",
-      p.devices, quick, few, slow, many, slow - per_row * many, per_row, p.update, p.slowdown, p.dp_wrapper, p.dp_sum,
-      backend, p.ddp_wrapper, bytes / 1e6, reduced, 100 * p.hidden_share);
+      "update {:.0f}.\n"
+      "  DP: all devices at once {:.2f} times as long, wrapper {:.0f}, sum of the gradients {:.0f}.\n"
+      "  DDP ({}): all ranks at once {:.2f} times as long, wrapper {:.0f}, all-reduce of {:.2f} MB {:.0f}{}.\n",
+      p.devices, quick, few, slow, many, slow - per_row * many, per_row, p.update, p.dp_slowdown, p.dp_wrapper,
+      p.dp_sum, backend, p.ddp_slowdown, p.ddp_wrapper, bytes / 1e6, reduced, hidden);
 }
 
 }  // namespace bench

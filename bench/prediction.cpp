@@ -19,12 +19,15 @@ double at(const Curve& curve, double size) {
   return below->second + slope * (size - below->first);
 }
 
+bool works_beside(const std::string& backend) { return backend != "shm" && backend != "thread"; }
+
 Prediction predict(const Pieces& pieces, const Candidate& candidate, double rows) {
   const int n = candidate.devices;
   Prediction p{.candidate = candidate};
   p.compute = at(pieces.compute, std::ceil(rows / n));  // the largest part is the one that is waited for
   p.update = candidate.mode == Mode::dp ? pieces.update / n : pieces.update;
-  if (n > 1) p.waiting = (p.compute + p.update) * (pieces.slowdown - 1);
+  if (n > 1)
+    p.waiting = (p.compute + p.update) * ((candidate.mode == Mode::dp ? pieces.dp_slowdown : pieces.ddp_slowdown) - 1);
   if (candidate.mode == Mode::dp) {
     p.exchange = pieces.dp_sum;
     p.wrapper = pieces.dp_wrapper;

@@ -19,13 +19,18 @@ struct Pieces {
   int devices = 1;
   Curve compute = {};       // one device: forward and backward, against rows
   double update = 0;        // one device: the optimizer on all weights
-  double slowdown = 1;      // of computing and updating on all devices in step: waiting, and what cores share
+  double dp_slowdown = 1;   // of computing and updating on all devices at once: waiting, and what cores share
+  double ddp_slowdown = 1;  // the same of ranks, which have weights of their own
   double dp_wrapper = 0;    // what DataParallel adds to the smallest of steps
   double dp_sum = 0;        // adding the replicas' gradients
   double ddp_wrapper = 0;   // what DistributedDataParallel adds to the smallest of steps, without the all-reduce
   Curve all_reduce = {};    // against bytes
   double hidden_share = 0;  // of an all-reduce, which costs nothing while the ranks compute
 };
+
+/// Whether the ranks of such a group have a thread that exchanges while they compute. Without one computing hides
+/// nothing: it is the ranks themselves that combine.
+bool works_beside(const std::string& backend);
 
 /// A way to run the step.
 struct Candidate {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
+#include <random>
 
 #include <tandem/tandem.h>
 
@@ -11,7 +13,7 @@ using namespace tandem;
 
 namespace bench {
 
-double Turn::median(const std::string& what) const { return bench::median(samples.at(what)); }
+double Turn::typical(const std::string& what) const { return mean_of_middle(samples.at(what)); }
 
 void take_turns(std::vector<Turn>& turns, int rounds, double round_ms) {
   const int rank = parallel::rank();
@@ -27,14 +29,19 @@ void take_turns(std::vector<Turn>& turns, int rounds, double round_ms) {
     const double wanted = round_ms * 1000 * kTried / tried.at("whole") / turn.multiple;
     Tensor calls = tensor({static_cast<std::int64_t>(std::clamp(wanted, 1.0, 1e5)) * turn.multiple});
     parallel::broadcast(calls, 0);
-    turn.calls = std::max(4, calls.item<int>());
+    turn.calls = calls.item<int>();
   }
-  for (int round = 0; round < rounds; ++round)
-    for (std::size_t k = 0; k < turns.size(); ++k) {
-      Turn& turn = turns[(k + static_cast<std::size_t>(round)) % turns.size()];
+  std::vector<std::size_t> order(turns.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 generator;  // the same on all ranks
+  for (int round = 0; round < rounds; ++round) {
+    std::shuffle(order.begin(), order.end(), generator);
+    for (const std::size_t k : order) {
+      Turn& turn = turns[k];
       (void)run(turn, std::max(1, turn.calls / 8));  // brings its data back into the caches
       for (const auto& [what, microseconds] : run(turn, turn.calls)) turn.samples[what].push_back(microseconds);
     }
+  }
   parallel::barrier();
 }
 

@@ -16,11 +16,12 @@ struct Turn {
   int calls = 0;                                            // chosen by rank 0
   std::map<std::string, std::vector<double>> samples = {};  // a number a round
 
-  double median(const std::string& what) const;
+  /// Over the rounds.
+  double typical(const std::string& what) const;
 };
 
-/// Runs each for about `round_ms` in each round; the first changes from round to round. Called by all ranks of the
-/// default group.
+/// Runs each for about `round_ms` in each round, in an order that changes from round to round: what a turn leaves to
+/// the next one is fair to all, too. Called by all ranks of the default group.
 void take_turns(std::vector<Turn>& turns, int rounds, double round_ms);
 
 /// The mean of `calls` calls of `body`, as "whole".

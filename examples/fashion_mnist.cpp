@@ -156,7 +156,9 @@ class Trainer {
   void register_comm_hook() {
     if (o_.comm_hook == "fp16") ddp_->register_comm_hook(parallel::fp16_compress_hook());
     if (o_.comm_hook == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
-    if (o_.comm_hook == "powersgd") ddp_->register_comm_hook(powersgd_.emplace().hook());
+    if (o_.comm_hook == "powersgd")
+      ddp_->register_comm_hook(
+          powersgd_.emplace(parallel::PowerSGDOptions{.matrix_approximation_rank = o_.powersgd_rank}).hook());
   }
 
   // What a file of --save holds.

@@ -43,6 +43,9 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::IsMember({"none", "fp16", "bf16", "powersgd"}))
       ->type_name("NAME")
       ->capture_default_str();
+  app.add_option("--powersgd-rank", o.powersgd_rank, "of the products that --comm-hook powersgd sends")
+      ->check(number_from(1, 64))
+      ->capture_default_str();
   app.add_option("--device", o.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("TYPE")
@@ -97,6 +100,8 @@ int parse_options(int argc, char** argv, Options& o) {
     if (o.zero && o.parallel != "ddp") throw CLI::ValidationError("--zero", "is for --parallel ddp");
     if (o.comm_hook != "none" && o.parallel != "ddp")
       throw CLI::ValidationError("--comm-hook", "is for --parallel ddp");
+    if (o.powersgd_rank != 1 && o.comm_hook != "powersgd")
+      throw CLI::ValidationError("--powersgd-rank", "is for --comm-hook powersgd");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
       throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");

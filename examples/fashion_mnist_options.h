@@ -9,6 +9,7 @@ struct Options {
   int nproc = 0;                   // of ddp: start that many processes; 0: started by tandem-run
   std::string backend;             // of ddp; empty: the best there is
   std::string comm_hook = "none";  // of ddp: how gradients travel
+  int powersgd_rank = 1;
   std::string device = "cpu";
   int threads = 0;       // in all; 0: one a core
   int reproducible = 0;  // parts of a batch, for the same bits in every mode; 0: off

@@ -1,6 +1,11 @@
 #include <tandem/nn/loss.h>
 
+#include <string_view>
+
+#include <fmt/ranges.h>
+
 #include <tandem/autograd/grad_mode.h>
+#include <tandem/nn/internal.h>
 #include <tandem/tensor/create.h>
 
 namespace tandem::nn {
@@ -33,10 +38,30 @@ Tensor weights_of(const Tensor& labels, const Options& options) {
   return full({}, sum, {.dtype = float64});
 }
 
+// The options for str. Of many weights a hash stands for all.
+template <class Options>
+std::string text_of(const Options& options) {
+  std::string text = fmt::format("ignore_index={}", options.ignore_index);
+  if (!options.weight.defined()) return text;
+  const std::vector<double> weights = options.weight.template to_vector<double>();
+  if (weights.size() <= 16) return fmt::format("{}, weight=[{}]", text, fmt::join(weights, ", "));
+  const std::string_view bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+  return fmt::format("{}, weight={} numbers with the hash {:016x}", text, weights.size(),
+                     std::hash<std::string_view>()(bytes));
+}
+
 }  // namespace
 
+Loss::Loss(Reduction reduction, std::string options) : reduction_(reduction), options_(std::move(options)) {}
+std::string Loss::str() const {
+  constexpr const char* kReductions[] = {"mean", "sum", "none"};
+  return fmt::format("{}(reduction={}{}{})", kind_of(typeid(*this)), kReductions[static_cast<int>(reduction_)],
+                     options_.empty() ? "" : ", ", options_);
+}
+
 CrossEntropyLoss::CrossEntropyLoss(const CrossEntropyLossOptions& options)
-    : Loss(options.reduction), options_(options) {}
+    : Loss(options.reduction, fmt::format("{}, label_smoothing={}", text_of(options), options.label_smoothing)),
+      options_(options) {}
 Tensor CrossEntropyLoss::operator()(const Tensor& logits, const Tensor& labels) const {
   return cross_entropy(logits, labels, placed(options_, logits));
 }
@@ -45,7 +70,7 @@ LossParts CrossEntropyLoss::parts(const Tensor& logits, const Tensor& labels) co
 }
 Tensor CrossEntropyLoss::normalizer(const Tensor& labels) const { return weights_of(labels, options_); }
 
-NLLLoss::NLLLoss(const NLLLossOptions& options) : Loss(options.reduction), options_(options) {}
+NLLLoss::NLLLoss(const NLLLossOptions& options) : Loss(options.reduction, text_of(options)), options_(options) {}
 Tensor NLLLoss::operator()(const Tensor& log_probabilities, const Tensor& labels) const {
   return nll_loss(log_probabilities, labels, placed(options_, log_probabilities));
 }

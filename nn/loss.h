@@ -1,6 +1,8 @@
 // The losses: how far an output is from its target. Every loss also gives its sum and its normaliser, so that the parts
 // of a batch, computed in several places, combine exactly.
 #pragma once
+#include <string>
+
 #include <tandem/autograd/functions.h>
 
 namespace tandem::nn {
@@ -16,12 +18,16 @@ class Loss {
   /// The normaliser of parts, as one float64 number, when the target alone tells; else undefined.
   virtual Tensor normalizer([[maybe_unused]] const Tensor& target) const { return {}; }
   Reduction reduction() const { return reduction_; }
+  /// Its type and options, as "MSELoss(reduction=mean)". Ranks that train together compare it.
+  std::string str() const;
 
  protected:
-  explicit Loss(Reduction reduction) : reduction_(reduction) {}
+  /// `options` are the others, for str: "beta=0.5".
+  explicit Loss(Reduction reduction, std::string options = {});
 
  private:
   Reduction reduction_;
+  std::string options_;
 };
 
 using CrossEntropyLossOptions = CrossEntropyOptions;

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include <tandem/autograd/node.h>
+#include <tandem/nn/internal.h>
 
 namespace tandem::nn {
 namespace {
@@ -216,10 +217,12 @@ void Module::to(DType dtype) {
   convert([&](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
 }
 
-std::string Module::name() const {
+std::string Module::name() const { return kind_of(typeid(*this)); }
+
+std::string kind_of(const std::type_info& type) {
   int status = 0;
-  char* demangled = abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status);
-  std::string text = demangled != nullptr ? demangled : typeid(*this).name();
+  char* demangled = abi::__cxa_demangle(type.name(), nullptr, nullptr, &status);
+  std::string text = demangled != nullptr ? demangled : type.name();
   std::free(demangled);
   std::size_t begin = 0;
   int depth = 0;  // inside the <> of a template or the () of a function

@@ -111,6 +111,7 @@ bool has_states(const std::string& path) {
 
 void save_checkpoint(const std::string& path, const std::vector<StateRef<const Stateful>>& parts,
                      const std::shared_ptr<ProcessGroup>& given) {
+  const Purpose purpose("save_checkpoint");
   ProcessGroup& group = given ? *given : *default_group();
   RandomOfRanks random(group.size());
   random.states = gather_states(group);
@@ -133,6 +134,7 @@ void save_checkpoint(const std::string& path, const std::vector<StateRef<const S
 
 void load_checkpoint(const std::string& path, const std::vector<StateRef<Stateful>>& parts, const LoadOptions& options,
                      const std::shared_ptr<ProcessGroup>& given) {
+  const Purpose purpose("load_checkpoint");
   ProcessGroup& group = given ? *given : *default_group();
   RandomOfRanks random(group.size());
   std::vector<StateRef<Stateful>> all = parts;

@@ -97,6 +97,7 @@ Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group) {
   const Tensor memory = bucket.buffer();
   Work returned;
   std::exception_ptr error;
+  bool sent = false, stepped_out = false;
   std::vector<Work> works;
   {
     const std::string who = fmt::format("[DistributedDataParallel] rank {} of {}: the communication hook '{}'",
@@ -115,14 +116,20 @@ Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group) {
             who, bucket.index(),
             limit.works().empty() ? ""
                                   : ". It works in another group: give it the model's, as fp16_compress_hook(group)"));
+      limit.send();
     } catch (...) {
       error = std::current_exception();
     }
+    sent = limit.sent();
+    stepped_out = error && sent && !limit.failed();
     if (limit.count() > 0) works = limit.works();
   }
-  if (works.empty()) {
+  const std::string what = fmt::format("the communication hook '{}'", hook.name);
+  if (!sent) {
     bucket.buffer() = memory;
-    return fail_with(group, fmt::format("the communication hook '{}'", hook.name), error);
+    works.insert(works.begin(), fail_with(group, what, error));
+  } else if (stepped_out) {
+    give_up_after(group, what, error);
   }
   return Work(std::make_shared<Averaging>(std::move(works), std::move(returned), error, bucket, memory));
 }

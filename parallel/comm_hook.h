@@ -44,7 +44,10 @@ class GradBucket {
 /// What DistributedDataParallel::register_comm_hook takes. `run` is called when a bucket is complete, usually while the
 /// backward goes on, and starts exactly one collective of the model's group. More may follow by `then`. When the Work
 /// that it returns has ended well, the buffer must hold what shall be the gradient on all ranks, the same on each:
-/// nothing is divided afterwards. Ranks stay in step when it throws on one of them, before it has started anything.
+/// nothing is divided afterwards. The collective starts when the call has ended well. Where that throws on one rank,
+/// the others are told in place of the collective, and the ranks stay in step. Only where it has waited for the
+/// collective before it throws, the others may be in another one already: then the rank gives up the group
+/// (ProcessGroup::give_up).
 struct CommHook {
   std::string name = {};  // compared between the ranks: what must be alike on all of them
   UniqueFunction<Work(GradBucket&)> run = {};
@@ -62,7 +65,7 @@ CommHook bf16_compress_hook(std::shared_ptr<ProcessGroup> group = nullptr);
 
 /// Calls the hook as the model does. The Work ends when all that the hook has started has ended. It throws what the
 /// hook has thrown, and Error when it has not started one collective of the group, or has assigned another tensor to
-/// the bucket's buffer; where it has started none, ProcessGroup::fail has taken its place.
+/// the bucket's buffer; where none has started, ProcessGroup::fail has taken its place.
 Work run_hook(const CommHook& hook, GradBucket& bucket, ProcessGroup& group);
 
 }  // namespace tandem::parallel

@@ -173,20 +173,22 @@ void verify_structure(const nn::Module& model, ProcessGroup& group,
 }
 
 void verify_alike(const std::vector<std::pair<std::string, std::string>>& values, ProcessGroup& group,
-                  const char* advice) {
+                  const char* advice, const std::vector<int>& ended) {
   std::vector<Entry> entries;
   for (const auto& [name, value] : values) entries.push_back({name, value});
-  compare(group, entries, advice);
+  compare(group, entries, advice, "", ended);
 }
 
 void check_consistency(const nn::Module& model, const optim::Optimizer& optimizer,
                        const std::shared_ptr<ProcessGroup>& group) {
+  const Purpose purpose("check_consistency");
   std::vector<Entry> entries = entries_of(model, true, true);
   add(entries, "optimizer state", optimizer.state_dict(), true);
   compare(*or_default(group), entries, kSameState);
 }
 
 void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGroup>& group) {
+  const Purpose purpose("check_consistency");
   compare(*or_default(group), entries_of(model, true, true), kSameState);
 }
 
@@ -206,8 +208,7 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
   const NoGradGuard no_grad;
   constexpr std::int64_t kPiece = 16 << 20;
   std::vector<BucketItem> items;  // without devices, which the ranks choose for themselves
-  for (const Tensor& t : tensors)
-    items.push_back({.bytes = t.numel() * static_cast<std::int64_t>(size_of(t.dtype())), .dtype = t.dtype()});
+  for (const Tensor& t : tensors) items.push_back({.bytes = t.nbytes(), .dtype = t.dtype()});
   const std::int64_t caps[] = {kPiece};
   for (const std::vector<std::size_t>& members : plan_buckets(items, caps)) {
     const Tensor& first = tensors[members.front()];
@@ -231,6 +232,7 @@ void broadcast_tensors(const std::vector<Tensor>& tensors, int root, ProcessGrou
 }
 
 void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given, int from) {
+  const Purpose purpose("broadcast_state");
   const NoGradGuard no_grad;
   check(dynamic_cast<const ZeroRedundancyOptimizer*>(&state) == nullptr, "broadcast_state",
         "the state of a ZeroRedundancyOptimizer is divided among the ranks; load the file on every rank");

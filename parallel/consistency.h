@@ -27,9 +27,9 @@ void check_consistency(const nn::Module& model, const std::shared_ptr<ProcessGro
 void check_before_first_step(const nn::Module& model, const Stateful* optimizer, ProcessGroup& group,
                              const std::vector<int>& ended = {});
 /// The same for anything else: CommError on every rank unless all have the same names with the same values, in one
-/// order. It names the first difference, and ends with `advice`.
+/// order, but for those that have `ended` a join. It names the first difference, and ends with `advice`.
 void verify_alike(const std::vector<std::pair<std::string, std::string>>& values, ProcessGroup& group,
-                  const char* advice);
+                  const char* advice, const std::vector<int>& ended = {});
 /// The guard of check_every: CommError on every rank unless the parameters are the same, bit by bit. It names the first
 /// parameter in the order of registration that differs, the first element, and a rank that most are like with one that
 /// is not. Costs a hash of the parameters, and one exchange of it. Ranks that have `ended` a join are not compared.

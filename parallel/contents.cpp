@@ -56,7 +56,7 @@ std::string bits_text(const Tensor& t, std::int64_t index) {
 Tensor readable(const Tensor& t) { return on_device(t.detach(), Device()).contiguous(); }
 
 std::span<const std::byte> bytes_of(const Tensor& t) {
-  return {static_cast<const std::byte*>(t.raw().data), static_cast<std::size_t>(t.numel()) * size_of(t.dtype())};
+  return {static_cast<const std::byte*>(t.raw().data), static_cast<std::size_t>(t.nbytes())};
 }
 
 // Several lanes, since the products of one would wait for each other.

@@ -14,12 +14,6 @@
 #include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
-namespace {
-
-int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(size_of(t.dtype())); }
-
-}  // namespace
-
 struct DataParallel::State {
   State(std::shared_ptr<nn::Module> wrapped, const DataParallelOptions& options)
       : module(std::move(wrapped)), placement(*module, options), check_every(options.check_every) {
@@ -61,7 +55,7 @@ struct DataParallel::State {
     const PhaseTimer timer(*log, &Phases::scatter);
     auto parts = parallel::scatter(inputs, placement);
     for (const Tensor& input : inputs)
-      if (!share_memory(input.device(), first())) log->add_bytes(bytes_of(input));
+      if (!share_memory(input.device(), first())) log->add_bytes(input.nbytes());
     return parts;
   }
 
@@ -70,7 +64,7 @@ struct DataParallel::State {
     for (const Tensor& y : parts)
       if (y.defined() && y.device() != placement.output_device &&
           (y.device() == first() || placement.output_device == first()))
-        log->add_bytes(bytes_of(y) * (y.requires_grad() ? 2 : 1));
+        log->add_bytes(y.nbytes() * (y.requires_grad() ? 2 : 1));
   }
 
   // One device alone: the plain module, and the time of its backward.
@@ -136,7 +130,7 @@ struct DataParallel::State {
     const auto used = replicas();
     Tensor loss = parallel::reproducible_loss(
         {.name = "DataParallel", .count = placement.shards, .replicas = used, .output_device = placement.output_device},
-        reduction, x, y, part_of, [] {}, [](bool) {});
+        "", reduction, x, y, part_of, [] {}, [](bool) {});
     check_now_and_then(*used);
     return loss;
   }

@@ -1,6 +1,7 @@
 #include <tandem/parallel/distributed_data_parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <optional>
 
@@ -8,6 +9,7 @@
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/backward_end.h>
 #include <tandem/parallel/consistency.h>
+#include <tandem/parallel/contents.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/joinable.h>
 #include <tandem/parallel/replicas.h>
@@ -21,6 +23,12 @@ namespace tandem::parallel {
 namespace {
 
 constexpr const char* kName = "DistributedDataParallel";
+
+// What is compared of a loss that is a function.
+std::string function_with(Reduction reduction) {
+  constexpr const char* kReductions[] = {"mean", "sum", "none"};
+  return fmt::format("a function (reduction={})", kReductions[static_cast<int>(reduction)]);
+}
 
 std::int64_t bytes_of_mb(const char* option, double mb) {
   constexpr double kMost = 1 << 20;
@@ -66,18 +74,17 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   bool keeps_average = false;  // gradients have in them the last average: every rank has its share of that
   double scale = 1;            // of the averages of this backward
 
+  std::string compared_sum;  // the criterion of the last loss with Reduction::sum, which all ranks have
+
   // Where the ranks' sums are: the GPU of the model, or the CPU.
   Device home() const { return wrapped.front().device.is_cuda() ? wrapped.front().device : Device(); }
 
   // What the ranks do together, in a join.
-  enum Call { kBuffers, kNormalizer, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
+  enum Call { kBuffers, kLoss, kBackward, kBackwardOfAllRows, kFirstStep, kGuard };
   std::string name_of(int call) const override {
-    constexpr const char* kNames[] = {"the broadcast of buffers",
-                                      "the sum of loss",
-                                      "a backward",
-                                      "a backward of loss",
-                                      "the first step of an optimizer",
-                                      "the comparison of check_every"};
+    constexpr const char* kNames[] = {
+        "the broadcast of buffers", "the exchange of loss",           "a backward",
+        "a backward of loss",       "the first step of an optimizer", "the comparison of check_every"};
     return fmt::format("{} of a DistributedDataParallel", kNames[call]);
   }
 
@@ -139,13 +146,54 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       if (!unused) Tensor(reducer->parameter(i)).set_grad(reducer->view(i));
   }
 
+  // What the ranks tell each other about a loss: the normaliser, and a hash of the criterion.
+  // What the ranks of a model on a GPU add up stays there: the host does not wait for it.
+  struct Sum {
+    double number = 0;
+    Tensor on_gpu = {};
+  };
+  struct Exchange {
+    Tensor all = {};
+    Work work = {}, summed = {};
+    Sum sum = {};
+    std::vector<int> ended = {};  // ranks, whose criterion does not count
+  };
+  Exchange start_exchange(const Tensor& normalizer, std::string_view criterion, const Participants& who) {
+    const Purpose purpose("loss of a DistributedDataParallel");
+    const auto digest = static_cast<std::int64_t>(hash(std::as_bytes(std::span(criterion))));
+    const bool known = normalizer.device().is_cpu();
+    const double number = known ? normalizer.to(float64).item<double>() : 0;
+    Exchange e{.all = zeros({group->size(), 2}, {.dtype = int64}), .ended = who.ended};
+    e.work = group->all_gather(e.all, tensor(std::vector{std::bit_cast<std::int64_t>(number), digest}));
+    if (!home().is_cuda()) return e;
+    e.sum.on_gpu =
+        known ? full({}, number, {.dtype = float64, .device = home()}) : normalizer.detach().to(float64).clone();
+    e.summed = group->all_reduce(e.sum.on_gpu);
+    return e;
+  }
+  // The sum of the normalisers. CommError on every rank where criteria differ.
+  Sum finish(Exchange e, const std::string& criterion) {
+    e.work.wait();
+    e.summed.wait();
+    std::optional<std::int64_t> digest;
+    bool alike = true;
+    for (int r = 0; r < group->size(); ++r) {
+      const std::int64_t* told = e.all.const_data<std::int64_t>() + std::int64_t{2} * r;
+      e.sum.number += std::bit_cast<double>(told[0]);
+      if (std::ranges::find(e.ended, r) != e.ended.end()) continue;
+      alike = alike && told[1] == digest.value_or(told[1]);
+      digest = told[1];
+    }
+    if (!alike) verify_alike({{"loss", criterion}}, *group, kSameLoss, e.ended);
+    return std::move(e.sum);
+  }
+
   void shadow(int call, const Participants& who) override {
     const NoGradGuard no_grad;
     if (call == kBuffers) {
       broadcast_tensors(module->buffers(), who.lowest, *group);
-    } else if (call == kNormalizer) {
-      Tensor nothing = zeros({}, {.dtype = float64, .device = home()});
-      group->all_reduce(nothing).wait();
+    } else if (call == kLoss) {
+      (void)finish(start_exchange(zeros({}), "", who), "");
     } else if (call == kFirstStep) {
       check_before_first_step(*module, nullptr, *group, who.ended);
     } else if (call == kGuard) {
@@ -157,6 +205,7 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
 
   void take_over(int root, bool ended) override {
     const NoGradGuard no_grad;
+    compared_sum.clear();  // which ended ranks lack
     std::vector<Tensor> all = module->parameters();
     if (broadcast_buffers)
       for (Tensor& b : module->buffers()) all.push_back(b);
@@ -247,12 +296,13 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
           "many");
   }
 
-  Tensor reproducible_loss(Reduction reduction, const Tensor& x, const Tensor& y, PartOfLoss part_of) {
+  Tensor reproducible_loss(const std::string& criterion, Reduction reduction, const Tensor& x, const Tensor& y,
+                           PartOfLoss part_of) {
     check_no_join(Joinable::joining(*group));
     const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
     Tensor loss = parallel::reproducible_loss(
-        *shards, reduction, x, y, part_of, [&] { check_unchanged(); },
+        *shards, criterion, reduction, x, y, part_of, [&] { check_unchanged(); },
         [&](bool stale) {
           if (stale) bind_shards();
           if (grad_enabled() && check_every > 0 && ++steps % check_every == 0) check_divergence(*module, *group, steps);
@@ -308,31 +358,29 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
   };
 
   // The loss of all rows, as this rank's share. `normalizer` may be undefined until `parts` has given it.
-  Tensor loss(Reduction reduction, const Tensor& x, Tensor normalizer, FunctionRef<LossParts(const Tensor&)> parts,
-              const std::shared_ptr<State>& self) {
+  Tensor loss(const std::string& criterion, Reduction reduction, const Tensor& x, const Tensor& normalizer,
+              FunctionRef<LossParts(const Tensor&)> parts, const std::shared_ptr<State>& self) {
     check(reduction != Reduction::none, kName,
           "loss needs one number for all rows; for Reduction::none compute criterion(model(x), y) and reduce it");
-    const bool mean = reduction == Reduction::mean;
-    Work summed;
-    auto sum_up = [&](const Tensor& own) {
-      normalizer = own.device().is_cpu() && home().is_cuda()
-                       ? full({}, own.item<double>(), {.dtype = float64, .device = home()})
-                       : own.detach().to(float64).clone();
-      announce(kNormalizer);
-      summed = group->all_reduce(normalizer);
-    };
-    const bool known = normalizer.defined();
-    if (mean && known) sum_up(normalizer);
+    const bool mean = reduction == Reduction::mean, known = mean && normalizer.defined();
+    Exchange exchange;
+    auto tell = [&](const Tensor& own) { exchange = start_exchange(own, criterion, announce(kLoss)); };
+    if (known) tell(normalizer.detach());
+    // A sum needs no normaliser: the ranks compare its criterion where it is another one than before.
+    if (!mean && criterion != compared_sum) {
+      (void)finish(start_exchange(zeros({}), criterion, announce(kLoss)), criterion);
+      compared_sum = criterion;
+    }
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
-    if (mean && !known) sum_up(own.normalizer);
-    {
+    if (mean && !known) tell(own.normalizer.detach());
+    Sum sum;
+    if (mean) {
       const trace::Span span("wait for normalizer");
-      summed.wait();
+      sum = finish(std::move(exchange), criterion);
     }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
-    Tensor result = mean && normalizer.device().is_cuda()
-                        ? mean_of_parts(own.sum, normalizer, group->size())
-                        : mean_of_parts(own.sum, (mean ? normalizer.item<double>() : 1.0) / group->size());
+    Tensor result = sum.on_gpu.defined() ? mean_of_parts(own.sum, sum.on_gpu, group->size())
+                                         : mean_of_parts(own.sum, (mean ? sum.number : 1.0) / group->size());
     attach({&result, 1}, self, true);
     return result;
   }
@@ -363,6 +411,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   check(s.group->rank() >= 0, kName, "this process is not a member of the group; only its members wrap the model");
   check(!Joinable::joining(*s.group), kName, "rank {} of {}: a model is wrapped in a join; wrap it before the join",
         s.group->rank(), s.group->size());
+  const Purpose purpose("the wrapping by DistributedDataParallel");
   NamedTensors trained;
   for (const auto& [name, p] : module->named_parameters()) {
     if (p.requires_grad()) trained.emplace_back(name, p);
@@ -417,25 +466,26 @@ std::vector<Tensor> DistributedDataParallel::forward_all(std::span<const Tensor>
 
 Tensor DistributedDataParallel::loss(const nn::Loss& criterion, const Tensor& x, const Tensor& y) {
   if (state_->shards)
-    return state_->reproducible_loss(criterion.reduction(), x, y, [&](const Tensor& output, const Tensor& target) {
-      return part_of_loss(criterion, output, target);
-    });
+    return state_->reproducible_loss(
+        criterion.str(), criterion.reduction(), x, y,
+        [&](const Tensor& output, const Tensor& target) { return part_of_loss(criterion, output, target); });
   return state_->loss(
-      criterion.reduction(), x, criterion.normalizer(y),
+      criterion.str(), criterion.reduction(), x, criterion.normalizer(y),
       [&](const Tensor& output) { return criterion.parts(output, y); }, state_);
 }
 
 Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, Reduction reduction,
                                      const Tensor& x, const Tensor& y) {
   if (state_->shards)
-    return state_->reproducible_loss(reduction, x, y, [&](const Tensor& output, const Tensor& target) {
-      return part_of_loss(function, reduction == Reduction::mean, output, target);
-    });
+    return state_->reproducible_loss(function_with(reduction), reduction, x, y,
+                                     [&](const Tensor& output, const Tensor& target) {
+                                       return part_of_loss(function, reduction == Reduction::mean, output, target);
+                                     });
   check(y.dim() > 0, kName, "the target is a single number; loss needs one row for each of the input's");
   const auto rows = static_cast<double>(y.size(0));
   const Tensor normalizer = full({}, rows, {.dtype = float64});
   return state_->loss(
-      reduction, x, normalizer,
+      function_with(reduction), reduction, x, normalizer,
       [&](const Tensor& output) -> LossParts {
         if (rows == 0) return {sum(output), normalizer};  // the mean of nothing is no number; no row adds nothing
         const Tensor value = function(output, y);
@@ -449,7 +499,6 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
 void DistributedDataParallel::register_comm_hook(CommHook hook) {
   check(!state_->shards, kName, "a communication hook is not for reproducible_shards, whose sums have one order");
   check(static_cast<bool>(hook.run), kName, "the communication hook '{}' is empty; give it a function", hook.name);
-  verify_structure(*state_->module, *state_->group, {{"communication hook", hook.name}});
   state_->reducer->set_hook(std::move(hook));
 }
 

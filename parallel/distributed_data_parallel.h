@@ -79,8 +79,8 @@ class DistributedDataParallel : public nn::Module {
               const Tensor& y);
 
   /// Gradients are averaged by this hook from now on. Every rank calls it, once, before the first backward, with a hook
-  /// of the same name. Error for a hook that is empty, comes too late or is the second; CommError when the names
-  /// differ.
+  /// of the same name. Error for a hook that is empty, comes too late or is the second. The first backward compares the
+  /// names, and whether there is a hook: CommError on every rank when they differ.
   void register_comm_hook(CommHook hook);
 
  private:

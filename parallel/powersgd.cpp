@@ -13,6 +13,7 @@
 #include <tandem/parallel/low_rank.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tensor/trace.h>
 
 namespace tandem::parallel {
 namespace {
@@ -39,6 +40,20 @@ struct Plan {
   std::vector<Part> parts;
   std::vector<std::pair<std::size_t, Tensor>> whole;
   Tensor first, second;
+};
+
+// What a bucket's time goes into, one after the other on its row of the timeline.
+class Stages {
+ public:
+  explicit Stages(int bucket) : bucket_(bucket), from_(trace::is_on() ? trace::now() : 0) {}
+  void end(const char* stage) {
+    if (from_ != 0) trace::span(stage, trace::bucket_track(bucket_), {}, from_);
+    from_ = trace::is_on() ? trace::now() : 0;
+  }
+
+ private:
+  int bucket_;
+  std::int64_t from_;
 };
 
 std::uint64_t hash(const std::string& text) {
@@ -202,18 +217,28 @@ struct PowerSGD::State {
     const std::int64_t step = s.iteration;
     const std::shared_ptr<const Plan> plan = step < s.options.start_powersgd_iter ? nullptr : s.plan_of(bucket);
     const bool compress = plan && !plan->parts.empty();
-    if (compress) s.begin(*plan, bucket);
+    const auto stages = compress ? std::make_shared<Stages>(bucket.index()) : nullptr;
+    if (compress) {
+      s.begin(*plan, bucket);
+      stages->end("compress");
+    }
     Tensor first = compress ? plan->first : bucket.buffer();
     Work work = s.group->all_reduce(first, ReduceOp::avg);
     // Counted where all ranks have come to, or none.
     if (bucket.is_last()) work = then(std::move(work), [self, step] { self->iteration = step + 1; });
     if (!compress) return work;
-    work = then(std::move(work), s.group, [self, plan, &bucket] {
+    work = then(std::move(work), s.group, [self, plan, stages, &bucket] {
+      stages->end("send P");
       project(*plan, bucket);
+      stages->end("project");
       Tensor second = plan->second;
       return self->group->all_reduce(second, ReduceOp::avg);
     });
-    return then(std::move(work), [self, plan, step, &bucket] { self->finish(*plan, bucket, step); });
+    return then(std::move(work), [self, plan, stages, step, &bucket] {
+      stages->end("send Q");
+      self->finish(*plan, bucket, step);
+      stages->end("decompress");
+    });
   }
 };
 
@@ -239,6 +264,7 @@ CommHook PowerSGD::hook() {
 }
 
 void PowerSGD::gather_state() {
+  const Purpose purpose("PowerSGD::gather_state");
   const NoGradGuard no_grad;
   State& s = *state_;
   NamedTensors all;

@@ -10,6 +10,7 @@
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/node.h>
 #include <tandem/parallel/bucket.h>
+#include <tandem/parallel/consistency.h>
 #include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
@@ -87,7 +88,7 @@ struct Reducer::State {
     std::vector<BucketItem> items;
     for (const std::size_t i : sequence) {
       const Tensor& p = entries[i].parameter;
-      items.push_back({p.numel() * static_cast<std::int64_t>(size_of(p.dtype())), p.dtype(), p.device()});
+      items.push_back({p.nbytes(), p.dtype(), p.device()});
     }
     std::vector<std::vector<std::size_t>> plan = plan_buckets(items, caps);
     for (auto& bucket : plan)
@@ -200,8 +201,7 @@ struct Reducer::State {
   void trace_bucket(const Flight& flight, std::int64_t launched) const {
     const auto i = static_cast<std::size_t>(&flight - flights.data());
     const Tensor& flat = buckets[i].gradients.buffer();
-    trace::span("in flight", trace::bucket_track(static_cast<int>(i)),
-                {"bytes", flat.numel() * static_cast<std::int64_t>(size_of(flat.dtype()))}, launched);
+    trace::span("in flight", trace::bucket_track(static_cast<int>(i)), {"bytes", flat.nbytes()}, launched);
   }
   void trace_ready(std::size_t bucket) const { trace::instant("ready", trace::bucket_track(static_cast<int>(bucket))); }
 
@@ -271,6 +271,9 @@ void Reducer::begin(FunctionRef<int()> lowest) {
   try {
     const int rank = lowest();
     if (s.rebuild) s.model_rank = rank;
+    if (s.begun == Clock::time_point())
+      verify_alike({{"communication hook", s.hook.run ? fmt::format("'{}'", s.hook.name) : "none"}}, *s.group,
+                   "call register_comm_hook on every rank, with the same hook, before the first backward");
     if (s.rebuild_due) s.rebuild_buckets();
   } catch (...) {
     s.disarm();
@@ -367,7 +370,7 @@ std::vector<Reducer::Bucket> Reducer::plan() const {
     for (const std::size_t i : bucket.entries) {
       const Tensor& p = state_->entries[i].parameter;
       shown.parameters.push_back(state_->entries[i].name);
-      shown.bytes += p.numel() * static_cast<std::int64_t>(size_of(p.dtype()));
+      shown.bytes += p.nbytes();
     }
   }
   return plan;

@@ -32,7 +32,8 @@ class Reducer {
 
   /// Arms the reducer for the backward that is running. `lowest` is then asked for the lowest rank whose backward it
   /// is: all, unless some have joined the end of their batches. Error, and nothing is changed, when it is armed
-  /// already, another that is armed shares a parameter, or `lowest` throws.
+  /// already, another that is armed shares a parameter, or `lowest` throws. The first one of all compares the hooks of
+  /// the ranks: CommError where they differ.
   void begin(FunctionRef<int()> lowest);
   /// The gradient of a parameter is what it will be. Called by the reducer's own hooks when a gradient has arrived, and
   /// by others for a parameter that will get none: an undefined gradient takes part as zeros. Throws Error when the

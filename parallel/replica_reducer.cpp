@@ -4,7 +4,6 @@
 
 #include <tandem/autograd/engine.h>
 #include <tandem/parallel/comm/combine.h>
-#include <tandem/parallel/on_device.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/threads.h>
 #include <tandem/tensor/trace.h>
@@ -103,7 +102,7 @@ void ReplicaReducer::add_up(const std::vector<Sum>& sums) const {
     return sum.parts.size() > 1 || sum.parts.front().identity() != sum.total.identity();
   });
   if (!any) return;
-  if (share_memory(devices_.front(), devices_.back()))
+  if (devices_.front().is_cpu())
     add_slices(sums);
   else
     add_pairs(sums);

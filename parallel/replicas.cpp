@@ -123,7 +123,7 @@ void Replicas::restore(Entry& entry) {
     if (entry.replicas[i].impl()->storage == entry.storage) continue;  // a second replica on the first device
     entry.replicas[i].copy_(entry.master.detach());
     entry.versions[i] = entry.replicas[i].version();
-    log_->add_bytes(entry.master.numel() * static_cast<std::int64_t>(size_of(entry.master.dtype())));
+    log_->add_bytes(entry.master.nbytes());
   }
 }
 

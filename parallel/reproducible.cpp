@@ -24,8 +24,9 @@ constexpr std::uint64_t kPartKeys = std::uint64_t{3} << 61;  // as streams that 
 
 // What a rank tells the others about a loss before it computes its parts.
 struct Opening {
-  std::int64_t rows = 0, batch = 0, reduction = 0, recorded = 0, stale = 0;
+  std::int64_t rows = 0, batch = 0, recorded = 0, stale = 0;
   std::uint64_t seed = 0, number = 0;  // of the losses so far
+  std::uint64_t criterion = 0;         // a hash
 };
 // And about its parts. The dtype of a sum that it does not have is -1.
 struct Told {
@@ -101,8 +102,6 @@ void check_alike(std::span<const Opening> all, int rank) {
           fmt::format("has the same seed, but rank 0 has {} and rank {} has {}; call manual_seed with one number on "
                       "all",
                       first.seed, r, other.seed));
-    if (other.reduction != first.reduction)
-      differ(fmt::format("computes the same loss, but rank {} has another Reduction than rank 0", r));
     if (other.recorded != first.recorded)
       differ(fmt::format("computes the same loss, but rank {} is under NoGradGuard", first.recorded != 0 ? r : 0));
   }
@@ -131,22 +130,24 @@ PhiloxKey count(std::uint64_t losses) {
   return draw(losses);
 }
 
-Opening open(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y) {
+Opening open(const Shards& shards, const std::string& criterion, const Tensor& x, const Tensor& y) {
   const PhiloxKey key = count(1);
   Opening mine{.rows = x.size(0),
-               .reduction = static_cast<std::int64_t>(reduction),
                .recorded = grad_enabled(),
                .stale = !shards.replicas->current(),
                .seed = key.seed,
-               .number = key.block};
+               .number = key.block,
+               .criterion = hash(std::as_bytes(std::span(criterion)))};
   if (shards.group) mine.batch = digest_of(x, y);
   return mine;
 }
 
 // The ranks agree on what they are about to do, and go on from rank 0's count.
-Opening agree(const Opening& mine, ProcessGroup& group) {
+Opening agree(const Opening& mine, const std::string& criterion, ProcessGroup& group) {
   const std::vector<Opening> all = exchange(mine, group);
   check_alike(all, group.rank());
+  if (std::ranges::any_of(all, [&](const Opening& other) { return other.criterion != all.front().criterion; }))
+    verify_alike({{"loss", criterion}}, group, kSameLoss);
   Opening agreed = all.front();
   for (const Opening& other : all) agreed.stale = agreed.stale | other.stale;
   if (agreed.number != mine.number) (void)count(agreed.number - mine.number);
@@ -258,8 +259,9 @@ LossOfPart part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> functi
   return {mean ? value * rows : value, rows};
 }
 
-Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
-                         PartOfLoss part_of, FunctionRef<void()> check_first, FunctionRef<void(bool)> begin) {
+Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Reduction reduction, const Tensor& x,
+                         const Tensor& y, PartOfLoss part_of, FunctionRef<void()> check_first,
+                         FunctionRef<void(bool)> begin) {
   ProcessGroup* const group = shards.group.get();
   Opening opening;
   attempt(group, [&] {
@@ -272,9 +274,9 @@ Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor
     check(group == nullptr || !grad_enabled() || !(x.requires_grad() || y.requires_grad()), shards.name,
           "with reproducible_shards the input and the target must not require grad: each rank has the gradient of its "
           "own parts' rows alone; make what computes them a part of the model, or detach them");
-    opening = open(shards, reduction, x, y);
+    opening = open(shards, criterion, x, y);
   });
-  if (group != nullptr) opening = agree(opening, *group);
+  if (group != nullptr) opening = agree(opening, criterion, *group);
   begin(opening.stale != 0);
   // The buffers of part 0 are those of all.
   if (group != nullptr) broadcast_tensors(shards.replicas->module().buffers(), 0, *group);

@@ -2,6 +2,7 @@
 // nothing but the batch and their number.
 #pragma once
 #include <memory>
+#include <string>
 
 #include <tandem/nn/loss.h>
 #include <tandem/parallel/comm/process_group.h>
@@ -55,8 +56,11 @@ struct Shards {
 };
 /// The loss of the whole batch, on every rank. Every rank gives the whole batch; what else fails on one rank, `check`
 /// for the first thing, is an error on all. When all have passed that, all call `begin`, which may communicate, with
-/// whether the replicas of any rank are no longer current. Throws Error for Reduction::none.
-Tensor reproducible_loss(const Shards& shards, Reduction reduction, const Tensor& x, const Tensor& y,
-                         PartOfLoss part_of, FunctionRef<void()> check, FunctionRef<void(bool)> begin);
+/// whether the replicas of any rank are no longer current. Throws Error for Reduction::none. `criterion` says what
+/// `part_of` computes, which the ranks compare.
+Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Reduction reduction, const Tensor& x,
+                         const Tensor& y, PartOfLoss part_of, FunctionRef<void()> check, FunctionRef<void(bool)> begin);
+/// What an error says where ranks have different losses.
+inline constexpr const char* kSameLoss = "call loss with the same criterion and options on every rank";
 
 }  // namespace tandem::parallel

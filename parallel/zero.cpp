@@ -21,7 +21,7 @@ namespace tandem::parallel {
 namespace {
 
 constexpr const char* kName = "ZeroRedundancyOptimizer";
-constexpr const char* kSameOptimizer = "make, set and step the same optimizer of the same model on every rank";
+constexpr const char* kSameOptimizer = "make, set, load and step the same optimizer of the same model on every rank";
 
 std::int64_t elements_of_cache_line(DType dtype) { return 64 / static_cast<std::int64_t>(size_of(dtype)); }
 
@@ -101,6 +101,7 @@ struct ZeroRedundancyOptimizer::InJoin final : Joinable {
   std::string name_of(int) const override { return "a step of a ZeroRedundancyOptimizer"; }
   void shadow(int, const Participants& who) override { step(who, true); }
   void step(const Participants& who, bool ended) {
+    const Purpose purpose("ZeroRedundancyOptimizer::step");
     if (!who.ended.empty()) zero.take_over_step(who.lowest, ended);
     zero.step_own_share();
     zero.share_parameters();
@@ -118,6 +119,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
   check(!Joinable::joining(*group_), kName,
         "rank {} of {}: a divided optimizer is made in a join; make it before the join", group_->rank(),
         group_->size());
+  const Purpose purpose("the making of a ZeroRedundancyOptimizer");
   do_own_part(*group_, [&] {
     optim::check_parameters(kName, parameters_);
     if (!parameters_.empty() && parameters_.front().device().is_cuda()) home_ = parameters_.front().device();
@@ -176,7 +178,7 @@ void ZeroRedundancyOptimizer::move_parameters() {
     Place& place = places_[i];
     Tensor& p = parameters_[i];
     const Tensor room = lines_[place.line].whole.narrow(0, place.offset, p.numel());
-    const auto bytes = static_cast<std::size_t>(p.numel()) * size_of(p.dtype());
+    const auto bytes = static_cast<std::size_t>(p.nbytes());
     place.memory = make_view(std::make_shared<Storage>(room.raw().data, bytes, p.device(), room.identity()->storage), 0,
                              p.shape(), contiguous_strides(p.shape()), p.dtype());
     place.memory.copy_(p.detach());
@@ -349,10 +351,14 @@ NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {
   return receives ? state : NamedTensors();
 }
 
-NamedTensors ZeroRedundancyOptimizer::state_dict() const { return gather(true, 0); }
+NamedTensors ZeroRedundancyOptimizer::state_dict() const {
+  const Purpose purpose("ZeroRedundancyOptimizer::state_dict (save and load call it)");
+  return gather(true, 0);
+}
 NamedTensors ZeroRedundancyOptimizer::gather_state(int root) const {
   check(root >= 0 && root < group_->size(), kName, "gather_state: root {} is out of range: the group has ranks 0 to {}",
         root, group_->size() - 1);
+  const Purpose purpose("ZeroRedundancyOptimizer::gather_state");
   return gather(false, root);
 }
 

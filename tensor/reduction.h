@@ -59,14 +59,26 @@ struct ReducePart {
     x[dims] = x_stride;
     to[dims++] = to_stride;
   }
-  /// Adds the offsets of the i-th index in row-major order, over the first `n` dimensions.
-  TANDEM_HD void at(std::int64_t i, int n, std::int64_t& x_offset, std::int64_t& to_offset) const {
+  struct Offsets {
+    std::int64_t x = 0, to = 0;
+  };
+  /// The offsets of the i-th index in row-major order, over the first `n` dimensions.
+  TANDEM_HD Offsets at(std::int64_t i, int n) const {
+    if (n == 0) return {};
+    return n == 1 ? Offsets{i * x[0], i * to[0]} : divided(i, n);
+  }
+
+ private:
+  // Out of line, so that a GPU's loops are unrolled without it.
+  [[gnu::noinline]] TANDEM_HD Offsets divided(std::int64_t i, int n) const {
+    Offsets offsets;
     for (int d = n - 1; d >= 0; --d) {
       const std::int64_t k = d == 0 ? i : i % shape[d];
       if (d > 0) i /= shape[d];
-      x_offset += k * x[d];
-      to_offset += k * to[d];
+      offsets.x += k * x[d];
+      offsets.to += k * to[d];
     }
+    return offsets;
   }
 };
 

@@ -10,6 +10,7 @@ namespace tandem {
 namespace {
 
 bool is_dense(const Shape& shape, const Shape& strides) {
+  if (shape.numel() == 0) return true;
   int64_t stride = 1;
   for (int i = shape.dim() - 1; i >= 0; --i) {
     if (shape[i] != 1 && strides[i] != stride) return false;
@@ -68,6 +69,7 @@ int64_t Tensor::numel() const { return shape().numel(); }
 const Shape& Tensor::strides() const { return impl()->strides; }
 DType Tensor::dtype() const { return impl()->dtype; }
 Device Tensor::device() const { return impl()->storage->device(); }
+int64_t Tensor::nbytes() const { return numel() * static_cast<int64_t>(size_of(dtype())); }
 bool Tensor::is_contiguous() const { return impl()->contiguous; }
 void Tensor::mark_changed() { impl()->storage->mark_changed(); }
 std::uint32_t Tensor::version() const { return impl()->storage->version(); }

@@ -38,6 +38,8 @@ class Tensor {
   int64_t size(int64_t dim) const;
   int dim() const;
   int64_t numel() const;
+  /// Bytes of the elements.
+  int64_t nbytes() const;
   /// Elements between neighbours along each dimension.
   const Shape& strides() const;
   DType dtype() const;

@@ -27,6 +27,7 @@ struct View {
     return n;
   }
   bool contiguous() const {
+    if (numel() == 0) return true;
     std::int64_t stride = 1;
     for (int i = dims - 1; i >= 0; --i) {
       if (shape[i] != 1 && strides[i] != stride) return false;

@@ -109,10 +109,8 @@ RowLosses nll_rows(const Tensor& log_probabilities, const Tensor& labels, const 
   return {where(kept, losses, zeros_like(losses)), weights};  // an infinity in an ignored row must not reach the sum
 }
 
-Tensor finish(const RowLosses& rows, Reduction reduction) {
-  if (reduction == Reduction::none) return rows.losses;
-  if (reduction == Reduction::sum) return sum(rows.losses);
-  // In one piece, and without the host, which would have to wait for a GPU to know the normaliser.
+// The mean in one piece, and without the host, which would have to wait for a GPU to know the normaliser.
+Tensor mean_of_rows(const RowLosses& rows) {
   const Tensor& losses = rows.losses;
   Tensor mean = empty_beside(losses, {1}, losses.dtype()), scale = empty_beside(losses, {1}, losses.dtype());
   const Backend& table = backend(losses.device());
@@ -123,6 +121,11 @@ Tensor finish(const RowLosses& rows, Reduction reduction) {
     record("mean_of_rows", {&losses}, y,
            [count = losses.size(0), scale](Gradients& g) { g.set(0, (g[0].view({1}) * scale).expand({count})); });
   return y;
+}
+
+Tensor finish(const RowLosses& rows, Reduction reduction) {
+  if (reduction == Reduction::none) return rows.losses;
+  return reduction == Reduction::sum ? sum(rows.losses) : mean_of_rows(rows);
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 // What a collective is: the request that ProcessGroup hands to a backend, and the fingerprint by which ranks find out,
 // before data moves, that they do not mean the same.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <tandem/tensor/tensor.h>
 
@@ -37,6 +39,22 @@ enum class JoinStage : std::int32_t { none, starts, goes_on, ended, stops };
 
 struct Fingerprint;
 
+/// What the collectives belong to that this thread starts meanwhile: "save_checkpoint". Errors say so, and those of two
+/// different purposes do not meet. Of several, one inside the other, the first counts. The text outlives it, and is cut
+/// at kMaxBytes.
+class Purpose {
+ public:
+  static constexpr std::size_t kMaxBytes = 63;
+  explicit Purpose(std::string_view what);
+  ~Purpose();
+  Purpose(const Purpose&) = delete;
+  Purpose& operator=(const Purpose&) = delete;
+  static std::string_view current();
+
+ private:
+  const std::string_view before_;
+};
+
 /// One rank's part of a collective. Tensors are detached. Where an operation works in place, input and output are the
 /// same tensor; where this rank reads or gets nothing, they are undefined.
 ///   all_reduce      input = output = t
@@ -54,6 +72,7 @@ struct Collective {
   int root = 0;
   Tensor input = {}, output = {};
   std::string message = {};  // of fail
+  std::string purpose = {};  // see Purpose
   Tensor view = {};          // what the output was before make_dense, when it was not dense
   JoinStage stage = JoinStage::none;
   std::shared_ptr<const Fingerprint> announced = nullptr;  // of a call whose data go another way: only compared
@@ -78,11 +97,13 @@ struct Fingerprint {
   std::int32_t stage = 0;   // of a join, for errors: ranks in different stages agree
   std::int32_t on_gpu = 0;  // the data go from GPU to GPU, and not the way that the fingerprint goes
   std::array<std::int64_t, kMaxDims> shape = {};
+  std::array<char, Purpose::kMaxBytes + 1> purpose = {};  // ends with 0
   bool of_join() const { return stage != 0; }
+  std::string_view why() const { return {purpose.data(), std::find(purpose.begin(), purpose.end() - 1, '\0')}; }
   friend bool operator==(const Fingerprint& a, const Fingerprint& b);
 };
 Fingerprint fingerprint(const Collective& collective, std::uint64_t sequence);
-/// "all_reduce (sum, call 7) of {10, 10} float32"
+/// "all_reduce (sum, call 7) of {10, 10} float32", and what it is part of.
 std::string describe(const Fingerprint& f);
 /// The name of an operation, as in the public functions.
 const char* name(Operation operation);

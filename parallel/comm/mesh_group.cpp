@@ -201,8 +201,8 @@ void Membership::move_message(const Collective& c, std::uint64_t sequence) {
   expected.root = rank_;
   if (theirs != expected) throw messages_differ(caller(mine), peer, theirs);
   const Tensor& t = sends ? c.input : c.output;
-  const std::vector<Transfer> data{{peer, const_cast<void*>(static_cast<const void*>(t.raw().data)),
-                                    static_cast<std::size_t>(t.numel()) * size_of(t.dtype())}};
+  const std::vector<Transfer> data{
+      {peer, const_cast<void*>(static_cast<const void*>(t.raw().data)), static_cast<std::size_t>(t.nbytes())}};
   exchange_in_pieces(*mesh_, lane, sends ? data : std::vector<Transfer>(), sends ? std::vector<Transfer>() : data,
                      setup_.timeout_seconds);
 }

@@ -72,7 +72,7 @@ bool HostGroups::serves(const Collective& c) {
   if (!plan_.worth_it || state_ == State::refused) return false;
   if (!combines_values(c) && c.operation != Operation::broadcast) return false;
   const Tensor& t = c.input.defined() ? c.input : c.output;
-  if (static_cast<std::size_t>(t.numel()) * size_of(t.dtype()) < kLargeBytes) return false;
+  if (static_cast<std::size_t>(t.nbytes()) < kLargeBytes) return false;
   // 16-bit floats are combined in float32 and rounded once.
   const bool rounds = t.dtype() == DType::bfloat16 || t.dtype() == DType::float16;
   if (combines_values(c) && (!plan_.in_tree || rounds)) return false;

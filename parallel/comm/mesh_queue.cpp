@@ -53,7 +53,7 @@ class Entry final : public Work::State {
 std::int64_t bytes_of(const Collective& c) {
   std::int64_t bytes = 0;
   for (const Tensor& t : {c.input, c.output})
-    if (t.defined()) bytes = std::max(bytes, t.numel() * static_cast<std::int64_t>(size_of(t.dtype())));
+    if (t.defined()) bytes = std::max(bytes, t.nbytes());
   return bytes;
 }
 

@@ -108,13 +108,20 @@ Work ProcessGroup::run(Collective c) {
   const bool in_place = c.input.defined() && c.output.defined() && c.input.identity() == c.output.identity();
   if (c.input.defined()) c.input = c.input.detach();
   if (c.output.defined()) c.output = in_place ? c.input : c.output.detach();
-  const bool counts = !is_message(c.operation);
-  if (counts) StartLimit::before_start(*this);
-  Work work = start(c);
-  call_count_ += counts;
-  if (counts) StartLimit::after_start(*this, work);
-  fault::point(fault::Point::collective);
+  c.purpose = Purpose::current();
+  if (is_message(c.operation)) return send_off(c);
+  StartLimit* const limit = StartLimit::before_start(*this);
+  const Work work = limit ? limit->hold([this, c] { return send_off(c); }) : send_off(c);
+  StartLimit::remember(work);
   return work;
+}
+
+Work ProcessGroup::send_off(const Collective& c) {
+  const bool counts = !is_message(c.operation), gives_up = counts && !given_up_.empty();
+  Work work = start(gives_up ? Collective{.operation = Operation::fail, .message = given_up_} : c);
+  call_count_ += counts;
+  fault::point(fault::Point::collective);
+  return gives_up ? Work::failing(std::move(work), std::make_exception_ptr(Error(given_up_))) : work;
 }
 
 Work ProcessGroup::all_reduce(Tensor& t, ReduceOp op) {
@@ -205,5 +212,9 @@ Work ProcessGroup::recv(Tensor& t, int from) {
 Work ProcessGroup::barrier() { return run({}); }
 
 Work ProcessGroup::fail(const std::string& message) { return run({.operation = Operation::fail, .message = message}); }
+
+void ProcessGroup::give_up(const std::string& message) {
+  if (given_up_.empty()) given_up_ = message;
+}
 
 }  // namespace tandem::parallel

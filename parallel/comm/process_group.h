@@ -77,6 +77,9 @@ class ProcessGroup {
   /// Takes this rank's place in the next collective, which ends on every other rank with a CommError that carries
   /// `message`, or its first 1023 bytes: for a rank that cannot take part. Ends without an error here.
   Work fail(const std::string& message);
+  /// For a rank that cannot know what the others call next: from now on each collective that it calls is a `fail` of
+  /// this `message`, and throws that as an Error here. Starts nothing by itself; a second one changes nothing.
+  void give_up(const std::string& message);
 
   /// Memory for collectives, filled with zeros, that the backend may place where all ranks reach it. On such tensors,
   /// and on dense parts of them, an all_reduce copies nothing. Every rank calls it, in the same order, with the same
@@ -95,7 +98,9 @@ class ProcessGroup {
  private:
   friend Joins;
   Work run(Collective collective);
+  Work send_off(const Collective& collective);
   std::uint64_t call_count_ = 0;
+  std::string given_up_;          // why; empty: it has not
   std::shared_ptr<Joins> joins_;  // what this rank knows of the group's joins, once there was need to
 };
 

@@ -40,8 +40,9 @@ class Chain final : public Work::State {
     end(work_);
     bool missing = group_ && alone_;  // the others start what follows, and this rank does not
     if (!error_) {
-      for (const Work& started : start(next)) end(started);
-      missing = group_ && alone_ && !started_;
+      const std::vector<Work> started = start(next);
+      missing = group_ && error_ && !sent_;
+      for (const Work& work : started) end(work);
       end(work_);
     }
     if (missing) {
@@ -77,11 +78,13 @@ class Chain final : public Work::State {
         check(limit.count() == 1, "then",
               "rank {} of {}: what follows a work has started no collective of the group, and must start one",
               group_->rank(), group_->size());
+      limit.send();
     } catch (...) {
       error_ = std::current_exception();
       alone_ = true;
     }
-    started_ = limit.count() > 0;
+    sent_ = limit.sent();
+    if (error_ && sent_ && !limit.failed()) give_up_after(*group_, "what follows a collective", error_);
     return limit.works();
   }
 
@@ -89,24 +92,7 @@ class Chain final : public Work::State {
   std::shared_ptr<ProcessGroup> group_;
   UniqueFunction<Work()> next_;
   std::exception_ptr error_;
-  bool ended_ = false, alone_ = false, started_ = false;
-};
-
-class Failed final : public Work::State {
- public:
-  Failed(Work told, std::exception_ptr error) : told_(std::move(told)) { error_ = std::move(error); }
-  bool poll() override { return told_.is_completed(); }
-  void wait() override {
-    try {
-      told_.wait();
-    } catch (const std::exception&) {  // the error itself is on its way
-    }
-    std::rethrow_exception(error_);
-  }
-
- private:
-  const Work told_;
-  std::exception_ptr error_;
+  bool ended_ = false, alone_ = false, sent_ = false;
 };
 
 std::string text_of(const std::exception_ptr& error) {
@@ -147,7 +133,14 @@ Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr 
         fmt::format("rank {} of {}: {} ended with an error: {}", group.rank(), group.size(), what, text_of(error)));
   } catch (const std::exception&) {  // the error itself is on its way
   }
-  return Work(std::make_shared<Failed>(std::move(told), std::move(error)));
+  return Work::failing(std::move(told), std::move(error));
+}
+
+void give_up_after(ProcessGroup& group, const std::string& what, const std::exception_ptr& error) {
+  group.give_up(fmt::format(
+      "rank {} of {}: {} ended with an error when it had waited for the collective that it had started, so the ranks "
+      "may be out of step, and the process group is of no use any more; join the job again: {}",
+      group.rank(), group.size(), what, text_of(error)));
 }
 
 }  // namespace tandem::parallel

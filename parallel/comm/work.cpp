@@ -8,7 +8,29 @@ namespace tandem::parallel {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLongestPause = std::chrono::microseconds(500);
+
+class Failing final : public Work::State {
+ public:
+  Failing(Work told, std::exception_ptr error) : told_(std::move(told)), error_(std::move(error)) {}
+  bool poll() override { return told_.is_completed(); }
+  void wait() override {
+    try {
+      told_.wait();
+    } catch (...) {  // the error itself is on its way
+    }
+    std::rethrow_exception(error_);
+  }
+
+ private:
+  const Work told_;
+  const std::exception_ptr error_;
+};
+
 }  // namespace
+
+Work Work::failing(Work told, std::exception_ptr error) {
+  return Work(std::make_shared<Failing>(std::move(told), std::move(error)));
+}
 
 bool Work::wait(double seconds) const {
   const auto begin = Clock::now();

@@ -68,13 +68,11 @@ void reduce_typed(const View& x, const View& to) {
                    Acc acc[kBlock];
                    for (std::int64_t p = begin; p < end; ++p) {
                      const std::int64_t first = p % pieces * kBlock, n = std::min(kBlock, width - first);
-                     std::int64_t x0 = first, to0 = first * kept.to[last];
-                     kept.at(p / pieces, last, x0, to0);
+                     const ReducePart::Offsets outside = kept.at(p / pieces, last);
+                     const std::int64_t x0 = first + outside.x, to0 = first * kept.to[last] + outside.to;
                      std::fill_n(acc, n, R::identity());
                      for (std::int64_t r = 0; r < reduced.count; ++r) {
-                       std::int64_t offset = x0, none = 0;
-                       reduced.at(r, reduced.dims, offset, none);
-                       add_row<R>(n, source + offset, acc);
+                       add_row<R>(n, source + x0 + reduced.at(r, reduced.dims).x, acc);
                      }
                      for (std::int64_t j = 0; j < n; ++j) target[to0 + j * kept.to[last]] = static_cast<T>(acc[j]);
                    }
@@ -98,15 +96,13 @@ void reduce_typed(const View& x, const View& to) {
   parallel_for(kept.count, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, reduced.count)),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t k = begin; k < end; ++k) {
-                   std::int64_t x0 = 0, to0 = 0;
-                   kept.at(k, kept.dims, x0, to0);
+                   const ReducePart::Offsets first = kept.at(k, kept.dims);
                    Acc total = R::identity();
                    for (std::int64_t r = 0; r < runs; ++r) {
-                     std::int64_t offset = x0, none = 0;
-                     reduced.at(r, inner_dim, offset, none);
+                     const std::int64_t offset = first.x + reduced.at(r, inner_dim).x;
                      total = R::combine(total, reduce_run<R>(run, source + offset, stride));
                    }
-                   target[to0] = static_cast<T>(total);
+                   target[first.to] = static_cast<T>(total);
                  }
                });
 }

@@ -17,8 +17,9 @@ struct CombineColumns {
   std::int64_t chunks, chunk;  // number and rows of each
   Acc initial;
   Combine combine;
-  Value value;  // (matrix, row, column)
-  Store store;  // (matrix * chunks + chunk, column, result)
+  Value value;   // (matrix, row, column)
+  Store store;   // (matrix, column, result)
+  Acc* partial;  // of the chunks, when there are several
 
   TANDEM_DEVICE void operator()(const Team& team, std::int64_t t) const {
     const std::int64_t strips = (of.width + kStrip - 1) / kStrip, part = t / strips, matrix = part / chunks;
@@ -28,16 +29,12 @@ struct CombineColumns {
     team.reduce_columns(
         rows, static_cast<int>(columns), initial, combine,
         [&](std::int64_t i, int j) { return value(matrix, row + i, column + j); },
-        [&](int j, Acc total) { store(part, column + j, total); });
-  }
-};
-
-template <class Acc>
-struct StoreChunk {
-  Acc* to;
-  std::int64_t width;
-  TANDEM_DEVICE void operator()(std::int64_t part, std::int64_t column, Acc total) const {
-    to[part * width + column] = total;
+        [&](int j, Acc total) {
+          if (partial != nullptr)
+            partial[part * of.width + column + j] = total;
+          else
+            store(matrix, column + j, total);
+        });
   }
 };
 
@@ -56,21 +53,19 @@ void combine_columns(Device device, const Columns& of, Acc initial, Combine comb
   constexpr std::int64_t kRows = 128, kChunks = 512;
   const cudaStream_t stream = use(device);
   const std::int64_t strips = of.matrices * ((of.width + kStrip - 1) / kStrip);
-  if (of.rows <= 2 * kRows || strips == 0) {
-    const CombineColumns<Acc, Combine, Value, Store> all{of, 1, of.rows, initial, combine, value, store};
-    return for_each_team(stream, strips, all);
-  }
-  const std::int64_t least = (of.rows + kChunks - 1) / kChunks, chunk = least < kRows ? kRows : least;
-  const std::int64_t chunks = (of.rows + chunk - 1) / chunk;
-  const Scratch scratch(device, static_cast<std::size_t>(of.matrices * chunks * of.width) * sizeof(Acc));
-  auto* const partial = static_cast<Acc*>(scratch.data());
-  const StoreChunk<Acc> keep{partial, of.width};
-  for_each_team(stream, strips * chunks,
-                CombineColumns<Acc, Combine, Value, StoreChunk<Acc>>{of, chunks, chunk, initial, combine, value, keep});
-  const LoadChunk<Acc> kept{partial, chunks, of.width};
-  for_each_team(stream, strips,
-                CombineColumns<Acc, Combine, LoadChunk<Acc>, Store>{
-                    {of.matrices, chunks, of.width}, 1, chunks, initial, combine, kept, store});
+  CombineColumns<Acc, Combine, Value, Store> all{of, 1, of.rows, initial, combine, value, store, nullptr};
+  if (of.rows <= 2 * kRows || strips == 0) return for_each_team(stream, strips, all);
+  const std::int64_t least = (of.rows + kChunks - 1) / kChunks;
+  all.chunk = least < kRows ? kRows : least;
+  all.chunks = (of.rows + all.chunk - 1) / all.chunk;
+  const Scratch scratch(device, static_cast<std::size_t>(of.matrices * all.chunks * of.width) * sizeof(Acc));
+  all.partial = static_cast<Acc*>(scratch.data());
+  for_each_team(stream, strips * all.chunks, all);
+  const Columns chunks{of.matrices, all.chunks, of.width};
+  const LoadChunk<Acc> load{all.partial, all.chunks, of.width};
+  const CombineColumns<Acc, Combine, LoadChunk<Acc>, Store> last{chunks,  1,    all.chunks, initial,
+                                                                 combine, load, store,      nullptr};
+  for_each_team(stream, strips, last);
 }
 
 }  // namespace tandem::cuda

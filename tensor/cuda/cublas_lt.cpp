@@ -18,7 +18,6 @@ namespace tandem::cuda {
 namespace {
 
 constexpr const char* kOp = "matmul";
-constexpr int kMaxDevices = 64;
 
 std::atomic<bool> g_allow_tf32{false};
 
@@ -32,18 +31,21 @@ struct Problem {
   auto operator<=>(const Problem&) const = default;
 };
 
+// An algorithm as cuBLASLt proposes it.
+using Candidate = cublasLtMatmulHeuristicResult_t;
+
 // How a problem is solved. Kept for good, as are its descriptors.
 struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
-  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt cannot do it
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: in steps
   std::size_t workspace = 0;                      // bytes that the algorithm needs
 };
 
 // What a device has. The mutex is held while a product is given to the device, since the bias's pointer is a part of
-// the plan's descriptor.
+// the plan's descriptor; recursive, since what is measured in steps contains another product.
 struct DeviceState {
-  std::mutex mutex;
+  std::recursive_mutex mutex;
   cublasLtHandle_t handle = nullptr;
   std::size_t max_workspace = 0;
   std::map<Problem, Plan> plans;
@@ -124,8 +126,7 @@ Plan describe(const Problem& problem, const LtProduct& p) {
 }
 
 // cuBLASLt's algorithms, the most promising first; none where it does not know the problem.
-std::vector<cublasLtMatmulHeuristicResult_t> candidates(const DeviceState& state, const Problem& problem,
-                                                        const Plan& plan) {
+std::vector<Candidate> candidates(const DeviceState& state, const Problem& problem, const Plan& plan) {
   constexpr int kMost = 8;
   cublasLtMatmulPreference_t preference = nullptr;
   check_status(cublasLtMatmulPreferenceCreate(&preference), kOp);
@@ -136,7 +137,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> candidates(const DeviceState& state
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, problem.align_b);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, problem.align_d);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.align_d);
-  std::vector<cublasLtMatmulHeuristicResult_t> results(kMost);
+  std::vector<Candidate> results(kMost);
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(state.handle, plan.operation, plan.a, plan.b, plan.d,
                                                                plan.d, preference, kMost, results.data(), &found);
@@ -179,14 +180,15 @@ class Stopwatch {
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
-  void start() { check_status(cudaEventRecord(begin_, stream_), kOp); }
-  /// Milliseconds of the stream's work since start.
-  float stop() {
+  /// Milliseconds of three runs on the stream.
+  float time(FunctionRef<void()> run) {
+    check_status(cudaEventRecord(begin_, stream_), kOp);
+    for (int i = 0; i < 3; ++i) run();
     check_status(cudaEventRecord(end_, stream_), kOp);
     check_status(cudaEventSynchronize(end_), kOp);
-    float time = 0;
-    check_status(cudaEventElapsedTime(&time, begin_, end_), kOp);
-    return time;
+    float milliseconds = 0;
+    check_status(cudaEventElapsedTime(&milliseconds, begin_, end_), kOp);
+    return milliseconds;
   }
 
  private:
@@ -194,44 +196,65 @@ class Stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-// The fastest of the algorithms on these operands, whose product is written again and again.
-const cublasLtMatmulHeuristicResult_t* fastest(DeviceState& state, const Plan& plan,
-                                               const std::vector<cublasLtMatmulHeuristicResult_t>& found,
-                                               const LtProduct& p, Device device, cudaStream_t stream) {
-  constexpr int kLaunches = 3;
-  constexpr float kClearly = 0.95F;  // noise shall not overrule cuBLASLt's order
+// The fastest of the algorithms on these operands, whose product is written again and again; null when it is faster in
+// steps. What comes later must be clearly faster, so that noise does not choose.
+const Candidate* fastest(DeviceState& state, const Plan& plan, const std::vector<Candidate>& found, const LtProduct& p,
+                         Device device, cudaStream_t stream, FunctionRef<void()> in_steps) {
+  constexpr float kClearly = 0.95F;
   void* const memory = workspace(state, device, stream);
-  const cublasLtMatmulHeuristicResult_t* best = nullptr;
+  const Candidate* best = nullptr;
   float best_time = std::numeric_limits<float>::infinity();
   Stopwatch watch(stream);
-  for (const cublasLtMatmulHeuristicResult_t& result : found) {
-    const auto run = [&] { return launch(state, plan, result.algo, p, memory, state.max_workspace, stream); };
-    if (run() != CUBLAS_STATUS_SUCCESS) continue;  // also loads the kernel
-    watch.start();
-    for (int i = 0; i < kLaunches; ++i) check_status(run(), kOp);
-    const float time = watch.stop();
+  for (const Candidate& candidate : found) {
+    const auto run = [&] { return launch(state, plan, candidate.algo, p, memory, state.max_workspace, stream); };
+    if (run() != CUBLAS_STATUS_SUCCESS) continue;  // the first run also loads the kernel
+    const float time = watch.time([&] { check_status(run(), kOp); });
     if (best != nullptr && time >= best_time * kClearly) continue;
-    best = &result;
+    best = &candidate;
     best_time = time;
   }
-  return best;
+  if (best == nullptr || p.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return best;
+  in_steps();
+  return watch.time(in_steps) < best_time * kClearly ? nullptr : best;
 }
 
-Plan make_plan(DeviceState& state, const Problem& problem, const LtProduct& p, Device device, cudaStream_t stream) {
+Plan make_plan(DeviceState& state, const Problem& problem, const LtProduct& p, Device device, cudaStream_t stream,
+               FunctionRef<void()> in_steps) {
   static const bool tune = [] {
     const char* const value = std::getenv("TANDEM_CUDA_TUNE");
     return value == nullptr || std::string_view(value) != "0";
   }();
   Plan plan = describe(problem, p);
   set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-  const std::vector<cublasLtMatmulHeuristicResult_t> found = candidates(state, problem, plan);
+  const std::vector<Candidate> found = candidates(state, problem, plan);
   if (found.empty()) return plan;
-  const bool measure = tune && found.size() > 1 && !capturing(stream);
-  const auto* const chosen = measure ? fastest(state, plan, found, p, device, stream) : &found.front();
+  const bool alternatives = found.size() > 1 || p.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+  const bool measure = tune && alternatives && !capturing(stream);
+  const Candidate* const chosen = measure ? fastest(state, plan, found, p, device, stream, in_steps) : &found.front();
   if (chosen == nullptr) return plan;
   plan.algorithm = chosen->algo;
   plan.workspace = chosen->workspaceSize;
   return plan;
+}
+
+// Whether cuBLASLt was given the product.
+bool launched(Device device, const LtProduct& product, FunctionRef<void()> in_steps) {
+  const cudaStream_t stream = use(device);
+  DeviceState& state = state_of(device.index());
+  const Problem problem = problem_of(product);
+  std::lock_guard lock(state.mutex);
+  initialise(state, device.index());
+  auto found = state.plans.find(problem);
+  if (found == state.plans.end())
+    found = state.plans.emplace(problem, make_plan(state, problem, product, device, stream, in_steps)).first;
+  const Plan& plan = found->second;
+  if (!plan.algorithm) return false;
+  if (product.bias != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+  std::optional<Scratch> captured;
+  if (plan.workspace > 0 && capturing(stream)) captured.emplace(device, plan.workspace);
+  void* const memory = captured ? captured->data() : plan.workspace > 0 ? workspace(state, device, stream) : nullptr;
+  check_status(launch(state, plan, *plan.algorithm, product, memory, plan.workspace, stream), kOp);
+  return true;
 }
 
 }  // namespace
@@ -251,23 +274,8 @@ void check_status(cublasStatus_t status, std::string_view op) {
 void set_allow_tf32(bool allow) { g_allow_tf32 = allow; }
 bool allow_tf32() { return g_allow_tf32; }
 
-bool multiply(Device device, const LtProduct& product) {
-  const cudaStream_t stream = use(device);
-  DeviceState& state = state_of(device.index());
-  const Problem problem = problem_of(product);
-  std::lock_guard lock(state.mutex);
-  initialise(state, device.index());
-  auto found = state.plans.find(problem);
-  if (found == state.plans.end())
-    found = state.plans.emplace(problem, make_plan(state, problem, product, device, stream)).first;
-  const Plan& plan = found->second;
-  if (!plan.algorithm) return false;
-  if (product.bias != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
-  std::optional<Scratch> captured;
-  if (plan.workspace > 0 && capturing(stream)) captured.emplace(device, plan.workspace);
-  void* const memory = captured ? captured->data() : plan.workspace > 0 ? workspace(state, device, stream) : nullptr;
-  check_status(launch(state, plan, *plan.algorithm, product, memory, plan.workspace, stream), kOp);
-  return true;
+void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps) {
+  if (!launched(device, product, in_steps)) in_steps();
 }
 
 }  // namespace tandem::cuda

@@ -3,6 +3,7 @@
 #pragma once
 #include <cublasLt.h>
 
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/cuda/runtime.h>
 #include <tandem/tensor/dtype.h>
 
@@ -30,12 +31,13 @@ struct LtProduct {
   void* bias = nullptr;  // what the epilogue adds, or where it writes the bias's gradient
 };
 
-/// Gives the product to the calling thread's stream. False, and nothing is done, when cuBLASLt has no algorithm for it,
-/// as it may be with an epilogue.
+/// Gives the product to the calling thread's stream, or calls `in_steps`, which does the same without the epilogue:
+/// when cuBLASLt has no algorithm for it, or that has been found to be faster.
 ///
-/// The first time, up to 8 algorithms are measured on these operands and the best is kept until the process ends, so
-/// results have the same bits within a process, but not from one process to the next. With TANDEM_CUDA_TUNE=0, and for
-/// a problem that is first met while a graph is captured, it is the one that cuBLASLt ranks first.
-bool multiply(Device device, const LtProduct& product);
+/// The first time, `in_steps` and up to 8 algorithms are measured on these operands and the best is kept until the
+/// process ends, so results have the same bits within a process, but not from one process to the next. With
+/// TANDEM_CUDA_TUNE=0, and for a problem that is first met while a graph is captured, it is the algorithm that cuBLASLt
+/// ranks first.
+void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps);
 
 }  // namespace tandem::cuda

@@ -53,16 +53,19 @@ class Operand {
 
 bool is_empty(const View& a, const View& c) { return c.numel() == 0 || a.shape[1] == 0; }
 
-// c = a b, then the epilogue; false when cuBLASLt cannot do that.
-bool product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epilogue, const View& bias) {
+// c = a b, then the epilogue, which `in_steps` does otherwise.
+void product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epilogue, const View& bias,
+             FunctionRef<void()> in_steps) {
   check(is_real(c.dtype), "matmul", "is not defined on {}; convert with .to(float32) first", c.dtype);
   const Operand left(b), right(a);
-  return multiply(c.device, {.dtype = c.dtype,
-                             .a = left.transposed(),
-                             .b = right.transposed(),
-                             .d = by_columns(c),
-                             .epilogue = epilogue,
-                             .bias = bias.data});
+  multiply(c.device,
+           {.dtype = c.dtype,
+            .a = left.transposed(),
+            .b = right.transposed(),
+            .d = by_columns(c),
+            .epilogue = epilogue,
+            .bias = bias.data},
+           in_steps);
 }
 
 }  // namespace
@@ -70,30 +73,37 @@ bool product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epi
 void matmul(const View& a, const View& b, const View& c) {
   if (c.numel() == 0) return;
   if (is_empty(a, c)) return fill(c, 0);
-  check(product(a, b, c, CUBLASLT_EPILOGUE_DEFAULT, {}), "matmul",
-        "cuBLASLt has no algorithm for a product of {} {} x {} by {} x {} on {}; move the tensors to the CPU with "
-        ".to(\"cpu\")",
-        c.dtype, a.shape[0], a.shape[1], b.shape[0], b.shape[1], c.device);
+  product(a, b, c, CUBLASLT_EPILOGUE_DEFAULT, {}, [&] {
+    fail("matmul",
+         "cuBLASLt has no algorithm for a product of {} {} x {} by {} x {} on {}; move the tensors to the CPU with "
+         ".to(\"cpu\")",
+         c.dtype, a.shape[0], a.shape[1], b.shape[0], b.shape[1], c.device);
+  });
 }
 
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y) {
   const bool adds = bias.data != nullptr;
   const View wt = transpose(w);
-  if ((adds || relu) && !is_empty(x, y)) {
-    const cublasLtEpilogue_t epilogue = !adds  ? CUBLASLT_EPILOGUE_RELU
-                                        : relu ? CUBLASLT_EPILOGUE_RELU_BIAS
-                                               : CUBLASLT_EPILOGUE_BIAS;
-    if (product(x, wt, y, epilogue, bias)) return;
-  }
-  matmul(x, wt, y);
-  if (adds || relu) add_bias(bias, relu, y);
+  const auto in_steps = [&] {
+    matmul(x, wt, y);
+    if (adds || relu) add_bias(bias, relu, y);
+  };
+  if (!(adds || relu) || is_empty(x, y)) return in_steps();
+  const cublasLtEpilogue_t epilogue = !adds  ? CUBLASLT_EPILOGUE_RELU
+                                      : relu ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                             : CUBLASLT_EPILOGUE_BIAS;
+  product(x, wt, y, epilogue, bias, in_steps);
 }
 
 void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db) {
-  // The gradient of the weight is given to cuBLASLt as dw^T = x^T g, whose second operand has a column for each output.
-  if (!is_empty(transpose(g), dw) && product(transpose(g), x, dw, CUBLASLT_EPILOGUE_BGRADB, db)) return;
-  bias_relu_grad(g, {}, {}, db);
-  matmul(transpose(g), x, dw);
+  const View gt = transpose(g);
+  const auto in_steps = [&] {
+    bias_relu_grad(g, {}, {}, db);
+    matmul(gt, x, dw);
+  };
+  if (is_empty(gt, dw)) return in_steps();
+  // cuBLASLt is given dw^T = x^T g, whose second operand has a column for each output.
+  product(gt, x, dw, CUBLASLT_EPILOGUE_BGRADB, db, in_steps);
 }
 
 }  // namespace tandem::cuda

@@ -11,128 +11,6 @@ namespace {
 
 constexpr std::int64_t kShort = 32;  // elements that one thread combines alone
 
-template <class R>
-struct Combine {
-  template <class V>
-  TANDEM_DEVICE V operator()(V a, V b) const {
-    return R::combine(a, b);
-  }
-};
-
-template <class R, class T>
-struct Elements {
-  ReducePart kept, reduced;
-  const T* x;
-  T* to;
-
-  // Element `i` of those that go into a result, which begin at `from`.
-  TANDEM_DEVICE typename R::Acc load(std::int64_t from, std::int64_t i) const {
-    std::int64_t none = 0;
-    reduced.at(i, reduced.dims, from, none);
-    return static_cast<typename R::Acc>(R::load(x[from]));
-  }
-};
-
-// One result a thread.
-template <class R, class T>
-struct ReduceShort {
-  Elements<R, T> all;
-  TANDEM_DEVICE void operator()(std::int64_t k) const {
-    std::int64_t from = 0, at = 0;
-    all.kept.at(k, all.kept.dims, from, at);
-    typename R::Acc total = R::identity();
-    for (std::int64_t i = 0; i < all.reduced.count; ++i) total = R::combine(total, all.load(from, i));
-    all.to[at] = static_cast<T>(total);
-  }
-};
-
-// One result, or one piece of it, a team.
-template <class R, class T>
-struct ReduceTeam {
-  using Acc = typename R::Acc;
-  Elements<R, T> all;
-  std::int64_t pieces, piece;  // number and elements of each
-  Acc* partial;                // when there are several
-  TANDEM_DEVICE void operator()(const Team& team, std::int64_t t) const {
-    std::int64_t from = 0, at = 0;
-    all.kept.at(t / pieces, all.kept.dims, from, at);
-    const std::int64_t first = t % pieces * piece, left = all.reduced.count - first;
-    const Acc total = team.reduce(left < piece ? left : piece, R::identity(), Combine<R>(),
-                                  [&](std::int64_t i) { return all.load(from, first + i); });
-    team.once([&] {
-      if (partial != nullptr)
-        partial[t] = total;
-      else
-        all.to[at] = static_cast<T>(total);
-    });
-  }
-};
-
-template <class R, class T>
-struct CombinePieces {
-  using Acc = typename R::Acc;
-  ReducePart kept;
-  std::int64_t pieces;
-  const Acc* partial;
-  T* to;
-  TANDEM_DEVICE void operator()(const Team& team, std::int64_t k) const {
-    std::int64_t from = 0, at = 0;
-    kept.at(k, kept.dims, from, at);
-    const Acc total =
-        team.reduce(pieces, R::identity(), Combine<R>(), [&](std::int64_t i) { return partial[k * pieces + i]; });
-    team.once([&] { to[at] = static_cast<T>(total); });
-  }
-};
-
-// The last kept dimension holds the columns, those before it the matrices.
-template <class R, class T>
-struct LoadColumn {
-  Elements<R, T> all;
-  TANDEM_DEVICE typename R::Acc operator()(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
-    std::int64_t from = column, at = 0;
-    all.kept.at(matrix, all.kept.dims - 1, from, at);
-    return all.load(from, row);
-  }
-};
-template <class R, class T>
-struct StoreColumn {
-  ReducePart kept;
-  T* to;
-  TANDEM_DEVICE void operator()(std::int64_t matrix, std::int64_t column, typename R::Acc total) const {
-    std::int64_t from = 0, at = column * kept.to[kept.dims - 1];
-    kept.at(matrix, kept.dims - 1, from, at);
-    to[at] = static_cast<T>(total);
-  }
-};
-
-template <class T, ReduceKind Kind>
-void reduce_typed(const View& x, const View& to) {
-  using R = Reducer<T, Kind>;
-  using Acc = typename R::Acc;
-  const ReduceParts parts(x, to);
-  const ReducePart &kept = parts.kept, &reduced = parts.reduced;
-  if (kept.count == 0) return;
-  const cudaStream_t stream = use(to.device);
-  const Elements<R, T> all{kept, reduced, x.ptr<const T>(), to.ptr<T>()};
-  const std::int64_t stride = reduced.dims > 0 ? reduced.x[reduced.dims - 1] : 1;
-  if (kept.dims > 0 && kept.x[kept.dims - 1] == 1 && stride != 1 && reduced.count > 1) {
-    const std::int64_t width = kept.shape[kept.dims - 1];
-    return combine_columns(to.device, {kept.count / width, reduced.count, width}, R::identity(), Combine<R>(),
-                           LoadColumn<R, T>{all}, StoreColumn<R, T>{kept, all.to});
-  }
-  if (reduced.count <= kShort) return for_each_index(stream, kept.count, ReduceShort<R, T>{all});
-  // Where there are few results, each is made of pieces, so that there is work for the whole device.
-  constexpr std::int64_t kPiece = 4096, kPieces = 1024, kFewResults = 1024;
-  if (reduced.count < 2 * kPiece || kept.count >= kFewResults)
-    return for_each_team(stream, kept.count, ReduceTeam<R, T>{all, 1, reduced.count, nullptr});
-  const std::int64_t least = (reduced.count + kPieces - 1) / kPieces, piece = least < kPiece ? kPiece : least;
-  const std::int64_t pieces = (reduced.count + piece - 1) / piece;
-  const Scratch scratch(to.device, static_cast<std::size_t>(kept.count * pieces) * sizeof(Acc));
-  auto* const partial = static_cast<Acc*>(scratch.data());
-  for_each_team(stream, kept.count * pieces, ReduceTeam<R, T>{all, pieces, piece, partial});
-  for_each_team(stream, kept.count, CombinePieces<R, T>{kept, pieces, partial, all.to});
-}
-
 // Which of two values is the extreme one; the first NaN wins.
 struct Extreme {
   bool largest;
@@ -145,6 +23,112 @@ struct Extreme {
     return better(b, a) ? b : a;
   }
 };
+
+// x and its result, and how values are combined. What differs little is told at run time: kernels compile slowly.
+template <class T, class Acc, class Combine>
+struct Reduction {
+  ReducePart kept, reduced;
+  const T* x;
+  T* to;
+  Acc identity;
+  Combine combine;
+  bool square;
+
+  // Element `i` of those that go into a result, which begin at `from`.
+  TANDEM_DEVICE Acc load(std::int64_t from, std::int64_t i) const {
+    const T element = x[from + reduced.at(i, reduced.dims).x];
+    const auto value = static_cast<typename Reducer<T, ReduceKind::sum>::Lane>(element);
+    return static_cast<Acc>(square ? value * value : value);
+  }
+};
+
+// One result a thread.
+template <class T, class Acc, class Combine>
+struct ReduceShort {
+  Reduction<T, Acc, Combine> all;
+  TANDEM_DEVICE void operator()(std::int64_t k) const {
+    const ReducePart::Offsets at = all.kept.at(k, all.kept.dims);
+    Acc total = all.identity;
+    for (std::int64_t i = 0; i < all.reduced.count; ++i) total = all.combine(total, all.load(at.x, i));
+    all.to[at.to] = static_cast<T>(total);
+  }
+};
+
+// One result, or one piece of it, a team.
+template <class T, class Acc, class Combine>
+struct ReduceTeam {
+  Reduction<T, Acc, Combine> all;
+  std::int64_t pieces, piece;  // number and elements of each
+  Acc* partial;                // when there are several
+  TANDEM_DEVICE void operator()(const Team& team, std::int64_t t) const {
+    const ReducePart::Offsets at = all.kept.at(t / pieces, all.kept.dims);
+    const std::int64_t first = t % pieces * piece, left = all.reduced.count - first;
+    const Acc total = team.reduce(left < piece ? left : piece, all.identity, all.combine,
+                                  [&](std::int64_t i) { return all.load(at.x, first + i); });
+    team.once([&] {
+      if (partial != nullptr)
+        partial[t] = total;
+      else
+        all.to[at.to] = static_cast<T>(total);
+    });
+  }
+};
+
+template <class T, class Acc, class Combine>
+struct CombinePieces {
+  Reduction<T, Acc, Combine> all;
+  std::int64_t pieces;
+  const Acc* partial;
+  TANDEM_DEVICE void operator()(const Team& team, std::int64_t k) const {
+    const Acc total =
+        team.reduce(pieces, all.identity, all.combine, [&](std::int64_t i) { return partial[k * pieces + i]; });
+    team.once([&] { all.to[all.kept.at(k, all.kept.dims).to] = static_cast<T>(total); });
+  }
+};
+
+// The last kept dimension holds the columns, those before it the matrices.
+template <class T, class Acc, class Combine>
+struct LoadColumn {
+  Reduction<T, Acc, Combine> all;
+  TANDEM_DEVICE Acc operator()(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
+    return all.load(column + all.kept.at(matrix, all.kept.dims - 1).x, row);
+  }
+};
+template <class T, class Acc>
+struct StoreColumn {
+  ReducePart kept;
+  T* to;
+  TANDEM_DEVICE void operator()(std::int64_t matrix, std::int64_t column, Acc total) const {
+    to[kept.at(matrix, kept.dims - 1).to + column * kept.to[kept.dims - 1]] = static_cast<T>(total);
+  }
+};
+
+template <class T, class Acc, class Combine>
+void reduce_typed(const View& x, const View& to, Acc identity, Combine combine, bool square = false) {
+  const ReduceParts parts(x, to);
+  const ReducePart &kept = parts.kept, &reduced = parts.reduced;
+  if (kept.count == 0) return;
+  const cudaStream_t stream = use(to.device);
+  const Reduction<T, Acc, Combine> all{kept, reduced, x.ptr<const T>(), to.ptr<T>(), identity, combine, square};
+  const std::int64_t stride = reduced.dims > 0 ? reduced.x[reduced.dims - 1] : 1;
+  if (kept.dims > 0 && kept.x[kept.dims - 1] == 1 && stride != 1 && reduced.count > 1) {
+    const std::int64_t width = kept.shape[kept.dims - 1];
+    return combine_columns(to.device, {kept.count / width, reduced.count, width}, identity, combine,
+                           LoadColumn<T, Acc, Combine>{all}, StoreColumn<T, Acc>{kept, all.to});
+  }
+  if (reduced.count <= kShort) return for_each_index(stream, kept.count, ReduceShort<T, Acc, Combine>{all});
+  // Where there are few results, each is made of pieces, so that there is work for the whole device.
+  constexpr std::int64_t kPiece = 4096, kPieces = 1024, kFewResults = 1024;
+  using Whole = ReduceTeam<T, Acc, Combine>;
+  if (reduced.count < 2 * kPiece || kept.count >= kFewResults)
+    return for_each_team(stream, kept.count, Whole{all, 1, reduced.count, nullptr});
+  const std::int64_t least = (reduced.count + kPieces - 1) / kPieces, piece = least < kPiece ? kPiece : least;
+  const std::int64_t pieces = (reduced.count + piece - 1) / piece;
+  const Scratch scratch(to.device, static_cast<std::size_t>(kept.count * pieces) * sizeof(Acc));
+  auto* const partial = static_cast<Acc*>(scratch.data());
+  for_each_team(stream, kept.count * pieces, Whole{all, pieces, piece, partial});
+  for_each_team(stream, kept.count, CombinePieces<T, Acc, Combine>{all, pieces, partial});
+}
 
 template <class T>
 struct ArgReduce {
@@ -188,16 +172,13 @@ struct ArgReduce {
 
 void reduce(ReduceKind kind, const View& x, const View& to) {
   dispatch_number("reduce", x.dtype, [&]<class T>() {
-    switch (kind) {
-      case ReduceKind::sum:
-        return reduce_typed<T, ReduceKind::sum>(x, to);
-      case ReduceKind::sum_squares:
-        return reduce_typed<T, ReduceKind::sum_squares>(x, to);
-      case ReduceKind::max:
-        return reduce_typed<T, ReduceKind::max>(x, to);
-      case ReduceKind::min:
-        return reduce_typed<T, ReduceKind::min>(x, to);
-    }
+    using Acc = typename Reducer<T, ReduceKind::sum>::Acc;
+    if (kind == ReduceKind::sum || kind == ReduceKind::sum_squares)
+      reduce_typed<T>(x, to, Acc(0), Sum(), kind == ReduceKind::sum_squares);
+    else if (kind == ReduceKind::max)
+      reduce_typed<T>(x, to, Reducer<T, ReduceKind::max>::identity(), Extreme{true});
+    else
+      reduce_typed<T>(x, to, Reducer<T, ReduceKind::min>::identity(), Extreme{false});
   });
 }
 

@@ -17,7 +17,7 @@ SMALL = ["--layers", "6", "--width", "64", "--rounds", "1", "--batch-size", "7"]
 
 def run(*arguments, expect=0):
     done = subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=280)
-    assert done.returncode == expect, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert expect in (None, done.returncode), f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
 
@@ -30,18 +30,24 @@ with tempfile.TemporaryDirectory() as folder:
     output = run("--advise", *SMALL, "--devices", "2,3", "--optimizer", "adam", "--json", str(file))
     assert "\nUse " in output or "\nStay on one device" in output, output
     assert "measured" in output and "limited by" in output, output
+    assert "Of what was run" in output or "\nNothing that was run was faster" in output, output
+    assert "DDP (shm)" in output and ", which computing cannot hide.\n" in output, output
     records = json.loads(file.read_text())
     assert [r["mode"] for r in records][0] == "one" and {r["devices"] for r in records[1:]} == {2, 3}, records
     assert sum(r.get("chosen", False) for r in records) == 1, records
     for r in records:
         assert close(r["predicted_us"], sum(r["parts_us"].values())) and r["predicted_us"] > 0, r
         assert close(r["predicted_speed_up"], records[0]["predicted_us"] / r["predicted_us"]), r
+        assert close(r["error"], r["predicted_us"] / r["measured_us"] - 1), r
+        assert close(r["measured_speed_up"], records[0]["measured_us"] / r["measured_us"]), r
         if r["mode"] == "one":
             assert r["parts_us"]["waiting"] == r["parts_us"]["exchange"] == r["parts_us"]["wrapper"] == 0, r
-    measured = [r for r in records if "measured_us" in r]
-    assert [r["mode"] for r in measured] == ["one", "dp", "ddp"], records
-    for r in measured:
-        assert close(r["error"], r["predicted_us"] / r["measured_us"] - 1), r
+    assert [r["bucket_mb"] for r in records if r["mode"] == "ddp"] == [25, 25], records  # no size divides this model
+    other = run("--advise", "--layers", "3", "--width", "256", "--rounds", "1", "--batch-size", "8", "--devices", "2",
+                "--backend", "gloo", "--json", str(file), expect=None)
+    if "'gloo' is not built in" not in other:
+        assert "of which computing hides" in other, other
+        assert [r["bucket_mb"] for r in json.loads(file.read_text())] == [0, 0, 25, 0.25], other
     assert "compared every 10 steps" in run("--check-every", "10", *SMALL)
     assert "--advise compares one device with more" in run("--advise", *SMALL, "--devices", "1", expect=1)
 MISTAKES = [

@@ -1,5 +1,6 @@
 // The arithmetic of the advice, on made-up numbers.
 #include <tandem/bench/prediction.h>
+#include <tandem/bench/timing.h>
 #include <tandem/tests/support/test.h>
 
 using namespace bench;
@@ -10,7 +11,8 @@ Pieces pieces_of_two() {
   return {.devices = 2,
           .compute = {{32, 400}, {64, 700}},
           .update = 80,
-          .slowdown = 1.1,
+          .dp_slowdown = 1.1,
+          .ddp_slowdown = 1.2,
           .dp_wrapper = 20,
           .dp_sum = 50,
           .ddp_wrapper = 30,
@@ -57,10 +59,10 @@ TEST_CASE("DistributedDataParallel updates all weights and hides early buckets")
   Candidate c{.mode = Mode::ddp, .devices = 2, .bucket_mb = 1, .bucket_bytes = {1'004'000, 2'004'000, 4000}};
   Prediction p = predict(pieces_of_two(), c, 64);
   CHECK(p.update == 80);
-  CHECK(p.waiting == doctest::Approx(48));
+  CHECK(p.waiting == doctest::Approx(96));
   CHECK(p.exchange == doctest::Approx((110 + 310) * 0.5 + 10));
   CHECK(p.wrapper == 30);
-  CHECK(p.step() == doctest::Approx(400 + 80 + 48 + 220 + 30));
+  CHECK(p.step() == doctest::Approx(400 + 80 + 96 + 220 + 30));
   c.bucket_bytes = {2'004'000};  // one bucket has nothing to hide behind
   CHECK(predict(pieces_of_two(), c, 64).exchange == 310);
   Pieces slow = pieces_of_two();  // no more is hidden than there is computing
@@ -68,6 +70,18 @@ TEST_CASE("DistributedDataParallel updates all weights and hides early buckets")
   slow.hidden_share = 1;
   c.bucket_bytes = {1000, 100};
   CHECK(predict(slow, c, 64).exchange == doctest::Approx(1100 - 400));
+}
+
+TEST_CASE("only groups with a thread of their own hide an exchange behind computing") {
+  CHECK_FALSE(works_beside("shm"));
+  CHECK_FALSE(works_beside("thread"));
+  CHECK(works_beside("gloo"));
+  CHECK(works_beside("mpi"));
+}
+
+TEST_CASE("rounds are summed up by the mean of their middle") {
+  CHECK(mean_of_middle({10, 1, 9, 2, 8, 3, 7, 4, 6, 500}) == doctest::Approx(49.0 / 8));  // without 1 and 500
+  CHECK(mean_of_middle({1, 2, 6}) == doctest::Approx(3));
 }
 
 TEST_CASE("what limits is the largest loss") {
@@ -82,9 +96,9 @@ TEST_CASE("what limits is the largest loss") {
   CHECK(limit(pieces, Mode::dp) == "the sum of the gradients (60 us)");
   pieces.dp_wrapper = 70;
   CHECK(limit(pieces, Mode::dp) == "fixed costs of the wrapper (70 us)");
-  pieces.slowdown = 1.5;
+  pieces.dp_slowdown = 1.5;
   CHECK(limit(pieces, Mode::dp) == "waiting for the slowest, and memory that the cores share (220 us)");
-  pieces.slowdown = 1;
+  pieces.ddp_slowdown = 1;
   pieces.update = 200;
   const Prediction slow_update = predict(pieces, {.mode = Mode::ddp, .devices = 2, .bucket_mb = 1}, 64);
   CHECK(what_limits(slow_update, predict(pieces, kOne, 64)) == "every rank updates all weights (100 us)");

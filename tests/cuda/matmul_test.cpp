@@ -90,9 +90,10 @@ Pair matrix(const Layout& layout, int64_t rows, int64_t columns, DType dtype) {
 
 TEST_CASE("cuda: matmul takes operands of any strides") {
   for (const DType dtype : {float32, float64})
-    for (const auto& [m, k, n] : kSizes)
+    for (const auto& size : kSizes)
       for (const Layout& layout_a : kLayouts)
         for (const Layout& layout_b : kLayouts) {
+          const int64_t m = size.m, k = size.k, n = size.n;  // clang 14 captures no structured bindings
           CAPTURE(name(dtype));
           CAPTURE(m);
           CAPTURE(k);

@@ -1,58 +1,16 @@
 // The rules of the double's NCCL: between threads, between processes, in graphs, and when something goes wrong.
 #include <nccl.h>
-#include <signal.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <future>
 #include <string>
 #include <thread>
 
-#include "test_support.h"
+#include "nccl_support.h"
 
 using namespace cuda_double_test;
 
 namespace {
-
-/// A rank with its own stream, on the device of its number.
-struct Rank {
-  int rank = 0, ranks = 1;
-  ncclComm_t comm = nullptr;
-  cudaStream_t stream = nullptr;
-
-  Rank(int number, int count, ncclUniqueId id) : rank(number), ranks(count) {
-    need(cudaSetDevice(rank));
-    stream = make_stream();
-    if (ncclCommInitRank(&comm, ranks, id, rank) != ncclSuccess) need(cudaErrorUnknown);
-  }
-  ~Rank() {
-    if (comm) ncclCommDestroy(comm);
-    need(cudaStreamSynchronize(stream));
-    need(cudaStreamDestroy(stream));
-  }
-  Rank(const Rank&) = delete;
-  Rank& operator=(const Rank&) = delete;
-
-  ncclResult_t error() const {
-    ncclResult_t result = ncclSuccess;
-    ncclCommGetAsyncError(comm, &result);
-    return result;
-  }
-};
-
-/// Runs the body as so many ranks, each a thread with a device.
-template <class F>
-void run_ranks(int ranks, F&& body) {
-  ncclUniqueId id = {};
-  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < ranks; ++i)
-    threads.emplace_back([&, i] {
-      Rank rank(i, ranks, id);
-      body(rank);
-    });
-  for (std::thread& thread : threads) thread.join();
-}
 
 /// Values that a rank puts in, and what came out of `call(send, receive)`.
 template <class T, class F>
@@ -319,84 +277,4 @@ TEST_CASE("memory is registered if it comes from NCCL, and on all ranks") {
     CHECK(ncclMemFree(memory) == ncclSuccess);
     need(cudaFree(plain));
   });
-}
-
-namespace {
-
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-Variables variables_of(const ncclUniqueId& id, int rank, int device, const char* host) {
-  std::string hex;
-  for (char byte : id.internal) {
-    char digits[3] = {};
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
-    hex += digits;
-  }
-  return {{"TEST_ID", hex},
-          {"TEST_RANK", std::to_string(rank)},
-          {"TEST_DEVICE", std::to_string(device)},
-          {"NCCL_HOSTID", host}};
-}
-
-/// Joins as the variables say.
-ncclResult_t join(ncclComm_t* comm) {
-  ncclUniqueId id = {};
-  std::string hex = std::getenv("TEST_ID");
-  for (size_t i = 0; i < sizeof id.internal; ++i)
-    id.internal[i] = static_cast<char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  need(cudaSetDevice(std::atoi(std::getenv("TEST_DEVICE"))));
-  return ncclCommInitRank(comm, 2, id, std::atoi(std::getenv("TEST_RANK")));
-}
-
-Child adds("process that adds", [] {
-  ncclComm_t comm = nullptr;
-  if (ncclResult_t result = join(&comm)) return int(result);
-  cudaStream_t stream = make_stream();
-  float* memory = on_device(std::vector<float>(100000, 1), stream);
-  ncclAllReduce(memory, memory, 100000, ncclFloat32, ncclSum, comm, stream);
-  if (on_host(memory, 100000, stream)[99999] != 2) return 100;
-  return int(ncclCommDestroy(comm));
-});
-
-Child dies("process that dies", [] {
-  ncclComm_t comm = nullptr;
-  if (ncclResult_t result = join(&comm)) return int(result);
-  raise(SIGKILL);
-  return 0;
-});
-
-Child survives("process that survives", [] {
-  ncclComm_t comm = nullptr;
-  if (ncclResult_t result = join(&comm)) return int(result);
-  cudaStream_t stream = make_stream();
-  float* memory = on_device<float>({1}, stream);
-  ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, comm, stream);
-  usleep(100000);
-  ncclResult_t state = ncclSuccess;
-  ncclCommGetAsyncError(comm, &state);
-  if (state != ncclSuccess || cudaStreamQuery(stream) != cudaErrorNotReady) return 100;
-  ncclCommAbort(comm);
-  return cudaStreamSynchronize(stream) == cudaSuccess ? 0 : 101;
-});
-
-std::pair<int, int> run_pair(const char* first, const char* second, int other_device, const char* other_host) {
-  ncclUniqueId id = {};
-  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
-  int one = start_child(first, variables_of(id, 0, 0, "a"));
-  int two = start_child(second, variables_of(id, 1, other_device, other_host));
-  int status = wait_child(one);
-  return {status, wait_child(two)};
-}
-
-}  // namespace
-
-TEST_CASE("collectives between processes, on two devices and on one") {
-  using Statuses = std::pair<int, int>;
-  CHECK(run_pair("process that adds", "process that adds", 1, "a") == Statuses{0, 0});
-  CHECK(run_pair("process that adds", "process that adds", 0, "b") == Statuses{0, 0});
-  CHECK(run_pair("process that adds", "process that adds", 0, "a") == Statuses{ncclInvalidUsage, ncclInvalidUsage});
-}
-
-TEST_CASE("a killed process leaves the other waiting until it aborts") {
-  CHECK(run_pair("process that survives", "process that dies", 1, "a") == std::pair<int, int>{0, 128 + SIGKILL});
 }

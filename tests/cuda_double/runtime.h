@@ -1,4 +1,11 @@
 // What every call into the double shares: the variables, the current device, the errors of a thread and of the process.
+// Variables, all beginning with TANDEM_CUDA_DOUBLE_:
+//   DEVICES   how many (2); 0 is a driver without a device, `nodriver` a machine without one
+//   MEMORY    bytes of a device (1 GiB)
+//   PROTECT   1: the host cannot touch device memory, except while work runs on that device
+//   DELAY     a seed: random short pauses before operations
+//   FAULT     n: the n-th piece of work fails by an illegal address, and the device is lost
+//   LT_REFUSE `epilogues`: cuBLASLt supports none
 #pragma once
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>

@@ -124,6 +124,23 @@ TEST_CASE("cross entropy: parts of a batch combine to the loss of the whole, val
   }
 }
 
+TEST_CASE("cross entropy: the mean has the bits of the sum times the inverse of the normaliser, as from parts") {
+  for (const bool weighted : {false, true}) {
+    for (const int64_t rows : {1, 7, 3001}) {
+      const nn::CrossEntropyLoss loss({.weight = weighted ? rand({5}) + 0.1 : Tensor(), .ignore_index = 2});
+      const Tensor x = randn({rows, 5}), y = (rand({rows}) * 5).to(int64);
+      const Tensor a = x.clone().requires_grad_(), b = x.clone().requires_grad_();
+      const Tensor whole = loss(a, y);
+      const LossParts parts = loss.parts(b, y);
+      const Tensor combined = mean_of_parts(parts.sum, parts.normalizer.item<double>());
+      CHECK(equal(whole.detach(), combined.detach()));
+      (whole * 3).backward();
+      (combined * 3).backward();
+      CHECK(equal(a.grad(), b.grad()));
+    }
+  }
+}
+
 TEST_CASE("cross entropy: a label out of range is named") {
   const Tensor x = tensor({{2.5, 0.0, 0.0}, {0.0, 0.0, 2.5}});
   const nn::CrossEntropyLoss loss;
@@ -188,6 +205,26 @@ TEST_CASE("squared error") {
   CHECK(parts.sum.item<double>() == 14);
   CHECK(parts.normalizer.item<double>() == 4);
   CHECK_ERROR(nn::MSELoss()(x, tensor({1.0, 2.0})), "[mse_loss]", "{2, 2}", "{2}");
+}
+
+TEST_CASE("losses say what they are") {
+  CHECK(nn::MSELoss().str() == "MSELoss(reduction=mean)");
+  CHECK(nn::CrossEntropyLoss({.reduction = Reduction::sum, .label_smoothing = 0.1}).str() ==
+        "CrossEntropyLoss(reduction=sum, ignore_index=-100, label_smoothing=0.1)");
+  CHECK(nn::NLLLoss({.weight = weight(), .ignore_index = 2}).str() ==
+        "NLLLoss(reduction=mean, ignore_index=2, weight=[0.5, 2, 1.25])");
+  // Many weights in short, and still each counts.
+  Tensor many = ones({1000});
+  const std::string text = nn::NLLLoss({.weight = many}).str();
+  CHECK(text.find("weight=1000 numbers with the hash ") != std::string::npos);
+  many[999].fill_(2);
+  CHECK(nn::NLLLoss({.weight = many}).str() != text);
+  struct Own : nn::Loss {
+    Own() : Loss(Reduction::none) {}
+    Tensor operator()(const Tensor& x, const Tensor&) const override { return x; }
+    LossParts parts(const Tensor& x, const Tensor&) const override { return {x, x}; }
+  };
+  CHECK(Own().str() == "Own(reduction=none)");
 }
 
 TEST_CASE("losses are used through their base class") {

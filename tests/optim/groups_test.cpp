@@ -106,6 +106,7 @@ TEST_CASE("parameters that cannot be optimized") {
   CHECK_ERROR(Adam({w * w}), "[Adam] parameter 0 was computed by a recorded operation", "detach()");
   CHECK_ERROR(SGD({zeros({2}, {.dtype = int64})}), "[SGD] parameter 0 is int64; convert it to float32");
   CHECK_ERROR(SGD({zeros({2}, {.dtype = bfloat16})}), "[SGD] parameter 0 is bfloat16");
+  (void)SGD({zeros({3, 0}, {.requires_grad = true})});
   CHECK_ERROR(SGD({zeros({2, 3}).t()}), "[SGD] parameter 0 of shape {3, 2} is not contiguous; make it");
 }
 

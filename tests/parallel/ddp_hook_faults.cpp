@@ -115,19 +115,21 @@ void a_hook_that_returns_another_work(const Group& group) {
   }
 }
 
-// One rank starts more or fewer collectives than the others: it throws, and gradients are right where nothing is
-// thrown.
+// The hook of one rank throws after it has started its collective, or starts more or fewer than the others: where they
+// may wait for something that follows, they are told, and all are in step again.
 void a_rank_out_of_step(const Group& group) {
   struct Row {
     const char* kind;
     const char* error;
     bool told = false;  // the others cannot go on
   };
-  const Row rows[] = {{"late", "spilled coffee"},
-                      {"late, chained", "spilled coffee"},
-                      {"two", "'late' wants to start a second collective"},
-                      {"caught", "'late' wants to start a second collective"},
-                      {"next two", "what follows a work wants to start a second collective"},
+  const Row rows[] = {{"late", "spilled coffee", true},
+                      {"between", "spilled coffee", true},
+                      {"next between", "spilled coffee", true},
+                      {"late, chained", "spilled coffee", true},
+                      {"two", "'late' wants to start a second collective", true},
+                      {"caught", "'late' wants to start a second collective", true},
+                      {"next two", "what follows a work wants to start a second collective", true},
                       {"next none", "what follows a work has started no collective", true},
                       {"plain", "without a group it communicates nothing"}};
   const int odd = group->size() - 1;
@@ -155,9 +157,15 @@ void a_rank_out_of_step(const Group& group) {
                                 } catch (const Error&) {
                                 }
                               }
+                              if (kind == "between") check(!now, "test", "spilled coffee");
                               work = parallel::then(work, group, [now, kind, group, &bucket] {
                                 if (now && kind == "next none") return Work();
                                 Work second = group->broadcast(bucket.buffer(), 0);
+                                if (kind == "next between") {
+                                  check(!now, "test", "spilled coffee");
+                                  return parallel::then(
+                                      second, group, [group, &bucket] { return group->broadcast(bucket.buffer(), 0); });
+                                }
                                 return now && kind == "next two" ? group->all_reduce(bucket.buffer()) : second;
                               });
                               if (kind == "late, chained") check(!now, "test", "spilled coffee");
@@ -181,6 +189,56 @@ void a_rank_out_of_step(const Group& group) {
         require_close(net->parameters()[i].grad(), plain->parameters()[i].grad(), 1e-12, kind);
     }
   }
+}
+
+// The hook of one rank throws where the others may be in its collective's successor, or may not: from then on every
+// call fails on every rank, by name.
+void a_rank_that_gives_up(const Group& group) {
+  if (group->size() == 1) return;
+  const int odd = group->size() - 1;
+  for (const bool in_next : {false, true})
+    for (const bool follows : {false, true}) {
+      const auto own = std::make_shared<Spy>(group);
+      const auto net = std::make_shared<Net>(float64);
+      DistributedDataParallel ddp(net, {.process_group = own, .bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5});
+      bool now = false;
+      const auto blocking = [&](const GradBucket& bucket, Tensor buffer, int round) {
+        own->all_reduce(buffer, ReduceOp::avg).wait();
+        check(!now || in_next != (round == 1) || group->rank() != odd || bucket.index() != 0, "test", "spilled coffee");
+        return Work();
+      };
+      ddp.register_comm_hook(
+          {"blocking", [&](GradBucket& bucket) {
+             Work work = blocking(bucket, bucket.buffer(), 0);
+             if (in_next) work = parallel::then(work, own, [&] { return blocking(bucket, bucket.buffer(), 1); });
+             if (!follows) return work;
+             return parallel::then(work, own, [&] { return own->all_reduce(bucket.buffer(), ReduceOp::avg); });
+           }});
+      const auto step = [&] { backward(ddp, *net, float64, group->rank(), 0, false); };
+      step();
+      now = true;
+      try {
+        step();
+        require(group->rank() != odd, "the rank throws what its hook has thrown");
+      } catch (const Error& e) {
+        const std::string text = e.what();
+        require(text.find("spilled coffee") != std::string::npos, text);
+        require(text.find(in_next ? "what follows a collective" : "'blocking'") != std::string::npos ||
+                    group->rank() == odd,
+                text);
+      }
+      now = false;
+      for (int i = 0; i < 3; ++i) {
+        Tensor number = ones({1});
+        require_error({fmt::format("rank {} of {}: ", odd, group->size()),
+                       in_next ? "what follows a collective" : "the communication hook 'blocking'",
+                       "the process group is of no use any more", "spilled coffee"},
+                      [&] { own->all_reduce(number).wait(); });
+      }
+      require_error({"spilled coffee"}, step);
+      while (own->calls.size() < 100) own->fail("spilled coffee");  // until the group below is in step again
+      group->barrier().wait();
+    }
 }
 
 void a_hook_that_replaces_the_buffer(const Group& group) {
@@ -226,6 +284,7 @@ std::vector<DdpCase> hook_fault_cases() {
           {"a hook that miscounts", a_hook_that_miscounts},
           {"a hook that returns another work", a_hook_that_returns_another_work},
           {"a rank out of step", a_rank_out_of_step},
+          {"a rank that gives up", a_rank_that_gives_up},
           {"a hook that replaces the buffer", a_hook_that_replaces_the_buffer},
           {"a hook of another group", a_hook_of_another_group}};
 }

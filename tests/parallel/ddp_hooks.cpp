@@ -190,12 +190,19 @@ void registering(const Group& group) {
   const auto net = std::make_shared<Net>(float32);
   DistributedDataParallel ddp(net, {.process_group = group});
   require_error({"'hollow' is empty; give it a function"}, [&] { ddp.register_comm_hook({"hollow", {}}); });
-  if (group->size() > 1) {
-    CommHook odd = parallel::allreduce_hook(group);
-    if (group->rank() == 1) odd.name = "another";
-    require_error({"the ranks differ", "option communication hook: allreduce", "another"},
-                  [&] { ddp.register_comm_hook(std::move(odd)); });
-  }
+  if (group->size() > 1)
+    for (const bool alone : {true, false}) {  // one rank has a hook, or has another than the others
+      DistributedDataParallel differs(std::make_shared<Net>(float32), {.process_group = group});
+      CommHook odd = parallel::allreduce_hook(group);
+      if (group->rank() == 1) odd.name = "another";
+      if (group->rank() == 1 || !alone) differs.register_comm_hook(std::move(odd));
+      for (int i = 0; i < 2; ++i)
+        require_error({"the ranks differ", "communication hook", alone ? "none" : "'allreduce'", "'another'",
+                       "call register_comm_hook on every rank"},
+                      [&] {
+                        mean(differs(wave({4, 6}, 1, float32))).backward();
+                      });
+    }
   ddp.register_comm_hook(parallel::allreduce_hook(group));
   require_error({"has the communication hook 'allreduce' already"},
                 [&] { ddp.register_comm_hook(parallel::fp16_compress_hook(group)); });
@@ -274,18 +281,14 @@ void continuations(const Group& group) {
   require_error({"spilled coffee"}, [&] { told.wait(); });
   require(alone.failed_alone() == careless && after.failed_alone() == careless, "known to have failed alone");
   require(!told.failed_alone(), "the others know");
-  // What has started its collective before it throws is in step.
+  // What has called its collective before it throws is as if it had not: the others may go on to another.
   Work late = parallel::then(Work(), group, [&] {
     Work work = group->all_reduce(t);
     check(!careless, "test", "spilled tea");
     return work;
   });
-  if (careless) {
-    require_error({"spilled tea"}, [&] { late.wait(); });
-    require(late.failed_alone(), "the others go on");
-  } else {
-    late.wait();
-  }
+  require_error({"spilled tea"}, [&] { late.wait(); });
+  require(!late.failed_alone(), "the others know");
   Work itself;
   itself = parallel::then(Work(), [&] { itself.wait(); });
   require_error({"waits for that same work"}, [&] { itself.wait(); });

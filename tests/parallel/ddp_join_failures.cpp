@@ -64,7 +64,7 @@ void early_termination(const Group& group) {
     require(steps == 2, "equal numbers of batches are no error");
     if (group->size() == 1) return;
     require_error(
-        {"[join]", "rank 0 has ended, while rank 1 begins the sum of loss of a DistributedDataParallel (number ",
+        {"[join]", "rank 0 has ended, while rank 1 begins the exchange of loss of a DistributedDataParallel (number ",
          "throw_on_early_termination"},
         [&] {
           ddp.join(
@@ -193,16 +193,17 @@ void joined_by_some(const Group& group) {
 void different_calls(const Group& group) {
   if (group->size() == 1) return;
   DistributedDataParallel ddp = make(group);
-  require_error({"in a join the ranks disagree: rank 0 begins the sum of loss of a DistributedDataParallel (number ",
-                 "rank 1 begins a backward of a DistributedDataParallel (number ", "must do the same"},
-                [&] {
-                  ddp.join([&] {
-                    if (group->rank() == 0)
-                      loss_of(ddp, group).backward();
-                    else
-                      sum(ddp(batch_of(0, 0).x)).backward();
-                  });
-                });
+  require_error(
+      {"in a join the ranks disagree: rank 0 begins the exchange of loss of a DistributedDataParallel (number ",
+       "rank 1 begins a backward of a DistributedDataParallel (number ", "must do the same"},
+      [&] {
+        ddp.join([&] {
+          if (group->rank() == 0)
+            loss_of(ddp, group).backward();
+          else
+            sum(ddp(batch_of(0, 0).x)).backward();
+        });
+      });
   require_working(group, ddp);
 }
 

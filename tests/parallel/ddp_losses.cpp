@@ -105,11 +105,79 @@ void errors(const Group& group) {
   require_error({"the target is a single number"}, [&] { ddp.loss(rows, Reduction::mean, x, ones({})); });
 }
 
+// Another criterion, or another option of it, on one rank alone is named on all, and the next loss works.
+void different_criteria(const Group& group) {
+  if (group->size() == 1) return;
+  const auto net = make_mlp();
+  DistributedDataParallel ddp(net, {.process_group = group});
+  const Tensor x = wave({3, 6}, group->rank()), y = wave({3, 4}, 1), classes = labels(3, 4, 0);
+  const bool odd = group->rank() == group->size() - 1;
+  const Tensor weight = tensor({1.0, 2.0, 0.5, 3.0}, {.dtype = float64});
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+    const bool is_mean = reduction == Reduction::mean;
+    const nn::CrossEntropyLoss usual({.reduction = reduction}), weighted({.weight = weight, .reduction = reduction}),
+        ignoring({.ignore_index = 2, .reduction = reduction}),
+        smooth({.reduction = reduction, .label_smoothing = 0.25}),
+        reduced({.reduction = is_mean ? Reduction::sum : Reduction::mean});
+    const nn::MSELoss mse({.reduction = reduction});
+    auto train = [&](const nn::Loss& criterion, const Tensor& target) {
+      net->zero_grad();
+      ddp.loss(criterion, x, target).backward();
+    };
+    auto differ = [&](const nn::Loss& other, const Tensor& target) {
+      require_error(
+          {fmt::format("rank {} of {}: the ranks differ: rank 0 has loss: {}, where rank {} has loss: {}; call "
+                       "loss with the same criterion and options on every rank",
+                       group->rank(), group->size(), usual.str(), group->size() - 1, other.str())},
+          [&] { odd ? train(other, target) : train(usual, classes); });
+    };
+    for (const nn::Loss* other : std::initializer_list<const nn::Loss*>{&weighted, &ignoring, &smooth, &reduced})
+      differ(*other, classes);
+    differ(mse, y);
+    train(usual, classes);
+    train(mse, y);
+    if (is_mean) differ(mse, y);
+    // A sum that all ranks have had is not compared again: what follows it does not meet the comparison of the other.
+    if (!is_mean) {
+      train(usual, classes);
+      require_error({"the ranks disagree", "(part of loss of a DistributedDataParallel, which every rank must call)"},
+                    [&] { odd ? train(mse, y) : train(usual, classes); });
+    }
+    const auto function = [](const Tensor& a, const Tensor&) { return sum(a); };
+    const nn::CrossEntropyLoss& of_mean = is_mean ? usual : reduced;
+    require_error({of_mean.str(), fmt::format("a function (reduction={})", is_mean ? "mean" : "sum")}, [&] {
+      net->zero_grad();
+      (odd ? ddp.loss(function, reduction, x, y) : ddp.loss(of_mean, x, classes)).backward();
+    });
+  }
+}
+
+// Ended ranks take part in the comparison, and their criterion does not count.
+void different_criteria_in_a_join(const Group& group) {
+  if (group->size() < 3) return;
+  DistributedDataParallel ddp(make_mlp(), {.process_group = group});
+  const Tensor x = wave({3, 6}, 1), y = labels(3, 4, 0);
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+    const nn::CrossEntropyLoss criterion({.reduction = reduction}), other({.ignore_index = 1, .reduction = reduction});
+    auto train = [&](bool differs) {
+      for (int step = 0; step < 3 * group->rank(); ++step)  // none on rank 0
+        ddp.loss(differs && group->rank() == 2 ? other : criterion, x, y).backward();
+    };
+    ddp.join([&] { train(false); });
+    ddp.loss(criterion, x, y).backward();
+    if (reduction == Reduction::mean)
+      require_error({"rank 1 has loss: CrossEntropyLoss", "rank 2 has loss: CrossEntropyLoss", "ignore_index=1"},
+                    [&] { ddp.join([&] { train(true); }); });
+  }
+}
+
 }  // namespace
 
 std::vector<DdpCase> loss_cases() {
   return {{"reductions", reductions},
           {"normalizers", normalizers},
+          {"different criteria", different_criteria},
+          {"different criteria in a join", different_criteria_in_a_join},
           {"no_sync and evaluation", no_sync_and_evaluation},
           {"errors of loss", errors}};
 }

@@ -277,6 +277,11 @@ void errors(const Group& group) {
   bucket.run(hook, gradient_of(group->rank(), 0, float32));
   const std::string missing = "call gather_state() on every rank";
   if (group->size() > 1) require_error({missing}, [&] { (void)powersgd.state_dict(); });
+  if (group->size() > 1)
+    require_error({"the ranks disagree", "(part of PowerSGD::gather_state, which every rank must call)"}, [&] {
+      if (group->rank() == 0) powersgd.gather_state();
+      group->barrier().wait();
+    });
   powersgd.gather_state();
   if (group->rank() != 0) require_error({missing, "on rank 0"}, [&] { (void)powersgd.state_dict(); });
   if (group->rank() == 0) require(powersgd.state_dict().size() == 3, "count, q and error");

@@ -88,6 +88,24 @@ TEST_CASE("ranks that are threads write one timeline") {
   CHECK(fmt::format("{}", seen) == fmt::format("{}", std::map<int, Names>{{0, expected}, {1, expected}}));
 }
 
+TEST_CASE("PowerSGD's stages are on the rows of the buckets") {
+  const File file;
+  trace::start();
+  test::on_ranks(2, [&](parallel::ProcessGroup&) {
+    const auto net = test::make_mlp();
+    parallel::DistributedDataParallel ddp(net);
+    parallel::PowerSGD powersgd({.start_powersgd_iter = 0, .min_compression_rate = 1});
+    ddp.register_comm_hook(powersgd.hook());
+    mean(ddp(test::wave({4, 6}, 1))).backward();
+    parallel::write_trace(file.path);
+  });
+  trace::stop();
+  const std::set<std::string> expected = {"ready",   "in flight", "compress",  "send P",
+                                          "project", "send Q",    "decompress"};
+  for (const auto& [rank, tracks] : read(file.path))
+    CHECK(fmt::format("{}", tracks.at("bucket 0")) == fmt::format("{}", expected));
+}
+
 TEST_CASE("DataParallel's phases are on the caller's track, each replica's on its device's") {
   const int before = device_count(DeviceType::cpu);
   set_cpu_device_count(2);

@@ -1,4 +1,8 @@
 // Equality with the optimizer alone, the share of each rank, training with DistributedDataParallel, and errors.
+#include <unistd.h>
+
+#include <filesystem>
+
 #include <tandem/tests/parallel/zero_cases.h>
 
 namespace tandem::test {
@@ -420,15 +424,47 @@ void errors_of_loading(const Group& group) {
   require_same_state(zero.state_dict(), alone.state_dict());
 }
 
-// One rank alone that asks for the state meets another call of the others.
+// One rank alone that asks for the state meets another call of the others, also one of the same kind and size.
 void state_of_one_rank(const Group& group) {
   if (group->size() == 1) return;
   const std::vector<Tensor> parameters = make_parameters(float32);
   auto zero = ZeroRedundancyOptimizer::make<optim::Adam>(parameters, {}, group);
+  const std::string path =
+      (std::filesystem::temp_directory_path() / fmt::format("tandem_{}_{}", getpid(), group->rank())).string();
   Tensor other = ones({5});
-  require_error({"the ranks disagree", "all_gather", "all_reduce"}, [&] {
+  const std::string of_state =
+      "(part of ZeroRedundancyOptimizer::state_dict (save and load call it), which every rank must call)";
+  auto alone = [&](const std::string& what, const auto& body) {
+    require_error({"the ranks disagree: ", what}, [&] {
+      if (group->rank() == 0) body();
+      group->all_reduce(other).wait();
+    });
+  };
+  alone(of_state, [&] { save(path, {zero}); });
+  const std::vector<Tensor> trained = make_parameters(float32);
+  optim::Adam whole(trained);
+  set_gradients(trained, 0);
+  whole.step();
+  save(path, {whole});
+  alone(of_state, [&] { load(path, {zero}, {.strict = false}); });
+  if (group->rank() == 0) load(path, {zero});
+  std::filesystem::remove(path);
+  for (const auto& call : std::initializer_list<void (*)(ZeroRedundancyOptimizer&)>{
+           [](ZeroRedundancyOptimizer& z) { z.step(); }, [](ZeroRedundancyOptimizer& z) { (void)z.state_dict(); }})
+    require_error({"the ranks differ: ", "optimizer state '0.step': 1", "optimizer state '0.step': none",
+                   "load and step the same optimizer of the same model on every rank"},
+                  [&] { call(zero); });
+  zero.load_state_dict(optim::Adam(trained).state_dict());
+  alone("(part of ZeroRedundancyOptimizer::gather_state, which every rank must call)", [&] { zero.gather_state(0); });
+  alone("(part of save_checkpoint, which every rank must call)",
+        [&] { parallel::save_checkpoint(path, {zero}, group); });
+  alone("(part of load_checkpoint, which every rank must call)",
+        [&] { parallel::load_checkpoint(path, {zero}, {}, group); });
+  alone("(part of the making of a ZeroRedundancyOptimizer, which every rank must call)",
+        [&] { (void)ZeroRedundancyOptimizer::make<optim::Adam>(make_parameters(float32), {}, group); });
+  require_error({"the ranks disagree: ", of_state, "(part of ZeroRedundancyOptimizer::step, which every"}, [&] {
     if (group->rank() == 0) zero.state_dict();
-    group->all_reduce(other).wait();
+    zero.step();
   });
   group->barrier().wait();
 }

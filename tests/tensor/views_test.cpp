@@ -53,6 +53,11 @@ TEST_CASE("views: contiguous or not") {
   CHECK_FALSE(x.narrow(1, 0, 2).is_contiguous());
   CHECK(x.narrow(0, 1, 1).is_contiguous());
   CHECK(x.unsqueeze(1).transpose(0, 1).is_contiguous());  // a size of 1 may have any stride
+  // Without elements any strides will do.
+  for (const Tensor& none : {ones({3, 0}), ones({0, 3}).transpose(0, 1), x.narrow(1, 0, 0), x.narrow(2, 4, 0)}) {
+    CHECK(none.is_contiguous());
+    CHECK(none.raw().contiguous());
+  }
   CHECK(x.contiguous().identity() == x.identity());
   const Tensor t = x.transpose(0, 2), dense = t.contiguous();
   CHECK(dense.is_contiguous());
