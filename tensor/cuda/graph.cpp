@@ -43,7 +43,6 @@ class Recording final : public CapturedGraph {
     } catch (const std::exception&) {  // the device is lost
     }
     if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
-    (void)cudaStreamDestroy(stream_);
   }
 
   bool holds(const void* data) const override { return capture_.memory.holds(data); }
@@ -82,12 +81,14 @@ class Recording final : public CapturedGraph {
   void end() {
     scope_.reset();
     set_current_capture(nullptr);
+    (void)cudaStreamDestroy(stream_);
     for (const Capture::Freed& freed : std::exchange(capture_.freed, {}))
       release(freed.device, freed.data, freed.bytes);
   }
 
   Capture capture_;
-  cudaStream_t stream_ = nullptr, last_stream_ = nullptr;
+  cudaStream_t stream_ = nullptr;       // of the capture
+  cudaStream_t last_stream_ = nullptr;  // of the last replay
   cudaGraphExec_t executable_ = nullptr;
   Event launched_;
   std::optional<StreamScope> scope_;  // while it is captured

@@ -321,6 +321,21 @@ TEST_CASE("cuda: two graphs at once, in any order") {
   CHECK(run(true) == run(false));
 }
 
+TEST_CASE("cuda: a graph can be destroyed while another is captured") {
+  Tensor x = ones({100}, {.device = kDevice}), y, z;
+  auto first = std::make_unique<cuda::Graph>(kDevice);
+  first->capture([&] { y = x + 1; });
+  first->replay();
+  cuda::Graph second;
+  second.capture([&] {
+    first.reset();
+    z = y * 2;
+    y = Tensor();
+  });
+  second.replay();
+  CHECK(z.to_vector<float>() == std::vector<float>(100, 4));
+}
+
 TEST_CASE("cuda: other threads work on while one captures") {
   Tensor x = ones({100}, {.device = kDevice}), y;
   cuda::Graph graph;
@@ -382,6 +397,15 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       refused([&] { empty({std::int64_t{1} << 40}, {.device = kDevice}); }, "out of memory on cuda:0");
       refused([&] { throw Error("of the body's own"); }, "of the body's own");
       refused([&] { cuda::Graph().capture([] {}); }, "this thread is capturing a graph already");
+      void* const event = cuda::module("test").record_time(0);
+      const auto ignore_error = [&] {
+        try {
+          cuda::module("test").seconds_between(event, event);
+        } catch (const Error&) {
+        }
+      };
+      refused(ignore_error, "cannot be captured, and its error was ignored");
+      cuda::module("test").release_time(event);
       cuda::Graph good;
       good.capture([&] { t.x + 1; });
       refused([&] { good.replay(); }, "cannot be replayed while this thread captures");
