@@ -2,6 +2,7 @@
 #include <tandem/tests/support/test.h>
 
 #include <tandem/autograd/functions.h>
+#include <tandem/data/loader.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/cuda.h>
 
@@ -53,6 +54,24 @@ TEST_CASE("cuda: pinned memory") {
     const Tensor other = cuda::pin_memory(x * 0);
     CHECK(y.to_vector<float>() == (x + static_cast<float>(i)).to_vector<float>());
   }
+}
+
+TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their copies go on beside the loader") {
+  const Tensor numbers = arange(1000, {.dtype = float32}), labels = arange(1000);
+  for (const int workers : {0, 1, 2}) {
+    data::DataLoader loader(data::TensorDataset(numbers, labels),
+                            {.batch_size = 7, .num_workers = workers, .pin_memory = true});
+    std::vector<Tensor> seen;
+    for (auto& [x, y] : loader) {
+      CHECK(cuda::is_pinned(x));
+      CHECK(cuda::is_pinned(y));
+      seen.push_back(x.to(kFirst, true) - y.to(kFirst, true));
+    }
+    CHECK(seen.size() == 143);
+    for (const Tensor& difference : seen) CHECK(sum(abs(difference)).item<float>() == 0);
+  }
+  for (auto& [x] : data::DataLoader(data::TensorDataset(numbers.to(kFirst)), {.batch_size = 500, .pin_memory = true}))
+    CHECK(x.device() == kFirst);  // what lies on a device stays there
 }
 
 TEST_CASE("cuda: pointwise operations") {
