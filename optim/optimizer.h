@@ -1,5 +1,5 @@
 // What all optimizers share: parameters in groups, their state, and saving it. A method supplies its settings and one
-// call of a fused kernel a parameter.
+// call of a fused kernel for those of a group, device and type.
 #pragma once
 #include <array>
 #include <memory>

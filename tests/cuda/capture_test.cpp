@@ -153,7 +153,11 @@ TEST_CASE("captured steps take their coefficients anew, each parameter its own")
   std::vector<Tensor> kept;
   for (std::size_t i = 0; i < kCount; ++i) {
     const Tensor p = randn({5}), g = randn({5}), m = zeros({5}), v = zeros({5});
-    AdamArgs one{.parameter = p.raw(), .gradient = g.raw(), .exp_avg = m.raw(), .exp_avg_sq = v.raw()};
+    AdamArgs one;
+    one.parameter = p.raw();
+    one.gradient = g.raw();
+    one.exp_avg = m.raw();
+    one.exp_avg_sq = v.raw();
     one.lr = 0.1;
     one.beta1 = 0.9;
     one.beta2 = 0.99;

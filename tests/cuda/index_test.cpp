@@ -5,6 +5,7 @@
 
 #include <tandem/autograd/functions.h>
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/random.h>
 
 namespace tandem::test {
 namespace {
@@ -32,7 +33,7 @@ TEST_CASE("cuda: index_select") {
   const Tensor bytes = (x > 0), nothing = zeros({0}, {.dtype = int64});
   CHECK(equal(index_select(bytes.to(kCuda), 0, index.to(kCuda)).to("cpu"), index_select(bytes, 0, index)));
   CHECK(index_select(x.to(kCuda), 0, nothing.to(kCuda)).shape() == Shape{0, 6, 7});
-  CHECK_ERROR(index_select(x.to(kCuda), 0, tensor({5}).to(kCuda)), "[index_select]", "index 5", "0 to 4");
+  CHECK_ERROR(index_select(x.to(kCuda), 0, tensor({5}).to(kCuda)).to("cpu"), "[index_select]", "index 5", "0 to 4");
 }
 
 TEST_CASE("cuda: gather") {
@@ -97,6 +98,20 @@ TEST_CASE("cuda: sums at indices add to what is there, exactly in integers") {
   add(host);
   add(device);
   CHECK(equal(device.to("cpu"), host));
+}
+
+TEST_CASE("cuda: an index that is out of range touches no memory") {
+  for (const int64_t n : {4, 300}) {
+    Tensor index = indices({n}, 3);
+    index.narrow(0, 0, 3).copy_(tensor({-1, 3, int64_t{1} << 60}));
+    const Tensor at = index.to(kCuda), g = ones({n}, {.device = kCuda});
+    Tensor sums = zeros({3}, {.device = kCuda}), values = empty({n}, {.device = kCuda});
+    backend(kCuda).index_add(g.raw(), 0, at.raw(), sums.raw_for_write());
+    CHECK(sum(sums).item<float>() == static_cast<float>(n - 3));
+    const Tensor x = ones({3}, {.device = kCuda});
+    backend(kCuda).gather(x.raw(), 0, at.raw(), values.raw_for_write());
+    CHECK(sum(values).item<float>() == static_cast<float>(n - 3));
+  }
 }
 
 }  // namespace tandem::test

@@ -8,6 +8,7 @@
 #include <tandem/optim/adam.h>
 #include <tandem/optim/lr_scheduler.h>
 #include <tandem/optim/sgd.h>
+#include <tandem/tensor/random.h>
 
 namespace tandem::test {
 namespace {
