@@ -35,6 +35,8 @@
 #include <tandem/parallel/trace.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
+#include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda_graph.h>
 #include <tandem/tensor/device.h>
 #include <tandem/tensor/io/checkpoint.h>
 #include <tandem/tensor/random.h>

@@ -235,19 +235,43 @@ class Trainer {
 
   Stateful& optimizer_state() { return zero_ ? static_cast<Stateful&>(*zero_) : *optimizer_; }
 
-  void step(const Tensor& x_host, const Tensor& y_host, std::int64_t rows) {
-    const Tensor x = x_host.to(device_, true), y = y_host.to(device_, true);
-    const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : plain_loss(x, y);
-    loss.backward();
-    zero_ ? zero_->step() : optimizer_->step();
-    net_->zero_grad();
-    loss_sum_ += loss.detach();
+  void step(const Tensor& x, const Tensor& y, std::int64_t rows) {
+    const Tensor loss = o_.graph ? step_by_graph(x, y) : train(x.to(device_, true), y.to(device_, true));
+    loss_sum_ += loss;
     // A GPU is given several steps ahead: to ask for a value is to wait for it.
     constexpr std::int64_t kStepsAhead = 8;
     if (!device_.is_cuda() || progress_.step % kStepsAhead == 0) shown_loss_ = loss.item<double>();
     ++progress_.batch;
     ++progress_.step;
     report_.step(progress_.batch, rows, shown_loss_);
+  }
+
+  // A step as a user would write it; the loss before it.
+  Tensor train(const Tensor& x, const Tensor& y) {
+    const Tensor loss = dp_ ? dp_->loss(loss_fn_, x, y) : ddp_ ? ddp_->loss(loss_fn_, x, y) : plain_loss(x, y);
+    loss.backward();
+    zero_ ? zero_->step() : optimizer_->step();
+    net_->zero_grad();
+    return loss.detach();
+  }
+
+  // The same for a CUDA device, which is given the whole step by one launch. Its batches are copied into fixed tensors;
+  // the last batch of an epoch may have another size and is an ordinary step.
+  Tensor step_by_graph(const Tensor& x, const Tensor& y) {
+    if (x.size(0) != o_.batch_size) return train(x.to(device_, true), y.to(device_, true));
+    if (!fixed_x_.defined()) {
+      fixed_x_ = empty(x.shape(), {.dtype = x.dtype(), .device = device_});
+      fixed_y_ = empty(y.shape(), {.dtype = y.dtype(), .device = device_});
+    }
+    fixed_x_.copy_(x, true);
+    fixed_y_.copy_(y, true);
+    if (ordinary_steps_ < 3) {  // these make what is made once, and choose how products are computed
+      ++ordinary_steps_;
+      return train(fixed_x_, fixed_y_);
+    }
+    if (!graph_) graph_.emplace(device_).capture([this] { fixed_loss_ = train(fixed_x_, fixed_y_); });
+    graph_->replay();
+    return fixed_loss_;
   }
 
   Tensor plain_loss(const Tensor& x, const Tensor& y) {
@@ -319,6 +343,10 @@ class Trainer {
   Tensor loss_sum_;  // of this epoch's batches, on the device
   double shown_loss_ = 0;
   Progress progress_;
+  // Of --graph.
+  Tensor fixed_x_, fixed_y_, fixed_loss_;
+  int ordinary_steps_ = 0;
+  std::optional<cuda::Graph> graph_;
 };
 
 void train_as_rank(const Options& o) {

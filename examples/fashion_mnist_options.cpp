@@ -47,6 +47,7 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->type_name("TYPE")
       ->capture_default_str();
+  app.add_flag("--graph", o.graph, "cuda, one device: capture the training step once and replay it by one launch");
   app.add_option("--threads", o.threads, "threads in all, divided among devices or processes (default: one a core)")
       ->check(number_from(1, 1024));
   app.add_option("--reproducible", o.reproducible,
@@ -105,6 +106,8 @@ int parse_options(int argc, char** argv, Options& o) {
     if (same_file(o.save, o.log)) throw CLI::ValidationError("--log", "names the file of --save; give another");
     if (same_file(o.save, o.trace)) throw CLI::ValidationError("--trace", "names the file of --save; give another");
     if (same_file(o.log, o.trace)) throw CLI::ValidationError("--trace", "names the file of --log; give another");
+    if (o.graph && (o.device != "cuda" || o.parallel != "none" || o.reproducible > 0))
+      throw CLI::ValidationError("--graph", "is for --device cuda without --parallel and --reproducible");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/thread_context.h>
 
@@ -74,6 +75,8 @@ std::uint32_t Tensor::version() const { return impl()->storage->version(); }
 
 View Tensor::raw() const {
   const TensorImpl& t = *impl();
+  if (t_capture_watch != nullptr) [[unlikely]]
+    t_capture_watch->used(t.storage, false);
   View view;
   view.data = t.data();
   view.dtype = t.dtype;
@@ -94,6 +97,8 @@ View Tensor::raw_for_write() {
             "several elements of this expanded view {} share one place in memory; call clone() and write to that",
             t.shape);
   t.storage->mark_changed();
+  if (t_capture_watch != nullptr) [[unlikely]]
+    t_capture_watch->used(t.storage, true);
   return raw();
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/kernels.h>
 
 namespace tandem::cuda {
@@ -30,10 +31,10 @@ Pool& pool(int device) {
   return p;
 }
 
-std::size_t reserved(Pool& p) {
+std::size_t reserved(Pool& p, int device) {
   std::uint64_t bytes = 0;
   check_status(cudaMemPoolGetAttribute(p.pool, cudaMemPoolAttrReservedMemCurrent, &bytes), "cuda");
-  return bytes;
+  return bytes + graph_memory_reserved(device);
 }
 
 [[noreturn]] void out_of_memory(Device device, std::size_t bytes, Pool& p) {
@@ -42,14 +43,11 @@ std::size_t reserved(Pool& p) {
   fail("allocate",
        "out of memory on {}: {} bytes were asked for; tensors use {}, the pool holds {}, and {} of the device's {} are "
        "free; use a smaller batch or model",
-       device, bytes, p.in_use.load(), reserved(p), free, total);
+       device, bytes, p.in_use.load(), reserved(p, device.index()), free, total);
 }
 
-}  // namespace
-
-void* allocate(Device device, std::size_t bytes) {
-  const cudaStream_t stream = use(device);
-  Pool& p = pool(device.index());
+// Null when the device has no memory left.
+void* allocate_in_order(Pool& p, std::size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
   const std::size_t size = std::max<std::size_t>(bytes, 1);
   cudaError_t status = cudaMallocAsync(&data, size, stream);
@@ -61,9 +59,20 @@ void* allocate(Device device, std::size_t bytes) {
   }
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    out_of_memory(device, bytes, p);
+    return nullptr;
   }
   check_status(status, "allocate");
+  return data;
+}
+
+}  // namespace
+
+void* allocate(Device device, std::size_t bytes) {
+  const cudaStream_t stream = use(device);
+  Pool& p = pool(device.index());
+  Capture* const capture = current_capture();
+  void* const data = capture != nullptr ? capture->memory.allocate(bytes) : allocate_in_order(p, bytes, stream);
+  if (data == nullptr) out_of_memory(device, bytes, p);
   const std::size_t now = p.in_use += bytes;
   std::size_t peak = p.peak;
   while (peak < now && !p.peak.compare_exchange_weak(peak, now)) {
@@ -74,7 +83,11 @@ void* allocate(Device device, std::size_t bytes) {
 // Called by destructors, also those of static tensors at the end of the program, when CUDA may be gone: no errors.
 void release(Device device, void* data, std::size_t bytes) {
   if (forked()) return;
+  const bool of_graph = release_graph_memory(data, bytes);
+  if (Capture* const capture = current_capture(); capture != nullptr && !of_graph)
+    return capture->freed.push_back({device, data, bytes});
   pool(device.index()).in_use -= bytes;
+  if (of_graph) return;
   try {
     (void)cudaFreeAsync(data, use(device));
   } catch (const std::exception&) {
@@ -85,7 +98,7 @@ void release(Device device, void* data, std::size_t bytes) {
 MemoryStats memory_stats(int device) {
   use(device);
   Pool& p = pool(device);
-  return {.in_use = p.in_use, .peak = p.peak, .reserved = reserved(p)};
+  return {.in_use = p.in_use, .peak = p.peak, .reserved = reserved(p, device)};
 }
 
 void reset_peak_memory(int device) {
@@ -93,13 +106,16 @@ void reset_peak_memory(int device) {
   p.peak = p.in_use.load();
 }
 
+void empty_cache(int device) {
+  check_no_capture("empty_cache", "memory cannot be given back while a graph is captured; do it before or after");
+  const cudaStream_t stream = use(device);
+  check_status(cudaStreamSynchronize(stream), "empty_cache");
+  check_status(cudaMemPoolTrimTo(pool(device).pool, 0), "empty_cache");
+}
+
 void empty_cache() {
   std::string reason;
-  for (int device = device_count(reason); device-- > 0;) {
-    const cudaStream_t stream = use(device);
-    check_status(cudaStreamSynchronize(stream), "empty_cache");
-    check_status(cudaMemPoolTrimTo(pool(device).pool, 0), "empty_cache");
-  }
+  for (int device = device_count(reason); device-- > 0;) empty_cache(device);
 }
 
 Scratch::Scratch(Device device, std::size_t bytes) : device_(device), bytes_(bytes), data_(allocate(device, bytes)) {}
@@ -135,6 +151,7 @@ void* allocate_pinned(std::size_t bytes) {
     block.taken = true;
     return const_cast<char*>(address);
   }
+  check_no_capture("pin_memory", "page-locked memory cannot be made while a graph is captured; make it before");
   use(0);
   void* data = nullptr;
   const cudaError_t status = cudaHostAlloc(&data, size, cudaHostAllocPortable);

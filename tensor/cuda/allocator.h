@@ -10,8 +10,9 @@ namespace tandem::cuda {
 
 MemoryStats memory_stats(int device);
 void reset_peak_memory(int device);
-/// Gives unused memory of every device back to the system.
+/// Gives unused memory of every device back to the system, or of one.
 void empty_cache();
+void empty_cache(int device);
 
 /// Page-locked memory, 64-byte aligned, from a cache. A block given back is used again when the copies that were noted
 /// for it are done.

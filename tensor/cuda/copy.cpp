@@ -2,6 +2,7 @@
 // by way of a dense copy on the side that can make it.
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/kernels.h>
 
@@ -109,8 +110,18 @@ const Host* g_host = nullptr;
 
 void copy(const View& from, const View& to, bool non_blocking) {
   if (to.numel() == 0) return;
-  if (from.device.is_cpu()) return from_host(from, to, non_blocking);
-  if (to.device.is_cpu()) return to_host(from, to);
+  if (from.device.is_cpu()) {
+    check_no_capture("Graph",
+                     "values are copied from the host while a graph is captured; make tensors of them before, and copy "
+                     "new ones into these before each replay");
+    return from_host(from, to, non_blocking);
+  }
+  if (to.device.is_cpu()) {
+    check_no_capture("Graph",
+                     "the host reads values (item(), to(\"cpu\"), printing) while a graph is captured, which computes "
+                     "none; read them after replay()");
+    return to_host(from, to);
+  }
   if (from.device != to.device) return between_devices(from, to);
   convert(from, to);
 }

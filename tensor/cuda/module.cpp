@@ -3,8 +3,10 @@
 
 #include <tandem/tensor/cuda/allocator.h>
 #include <tandem/tensor/cuda/backend.h>
+#include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/cublas_lt.h>
 #include <tandem/tensor/cuda/device_error.h>
+#include <tandem/tensor/cuda/graph.h>
 #include <tandem/tensor/cuda/runtime.h>
 
 namespace tandem::cuda {
@@ -25,6 +27,8 @@ DeviceProperties properties_of(int device) {
 }
 
 void synchronize_device(int device) {
+  check_no_capture("synchronize",
+                   "a graph is being captured, and nothing runs that could be waited for; wait after replay()");
   use(device);
   check_status(cudaDeviceSynchronize(), "synchronize");
   throw_device_error(Device(DeviceType::cuda, device));
@@ -37,6 +41,7 @@ bool is_pinned_memory(const void* data) {
 }
 
 void* record_time(int device) {
+  if (current_capture() != nullptr) return nullptr;  // what is captured takes no time now
   const cudaStream_t stream = use(device);
   cudaEvent_t event = nullptr;
   check_status(cudaEventCreateWithFlags(&event, cudaEventDefault), "phases");
@@ -45,6 +50,7 @@ void* record_time(int device) {
 }
 
 double seconds_between(void* start, void* end) {
+  if (start == nullptr || end == nullptr) return 0;
   float milliseconds = 0;
   check_status(cudaEventSynchronize(static_cast<cudaEvent_t>(end)), "phases");
   check_status(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(end)),
@@ -53,7 +59,7 @@ double seconds_between(void* start, void* end) {
 }
 
 void release_time(void* event) {
-  if (!forked()) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  if (event != nullptr && !forked()) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
 const Module kTable = {
@@ -72,6 +78,8 @@ const Module kTable = {
     .release_time = release_time,
     .set_allow_tf32 = set_allow_tf32,
     .allow_tf32 = allow_tf32,
+    .begin_capture = begin_capture,
+    .at_replay = at_replay,
 };
 
 }  // namespace

@@ -1,8 +1,10 @@
 // What libtandem and its module libtandem_cuda.so have in common: the table that the module fills.
 #pragma once
+#include <memory>
 #include <string>
 
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/callable.h>
 #include <tandem/tensor/cuda.h>
 
 namespace tandem::cuda {
@@ -12,6 +14,17 @@ inline constexpr const char* kModule = "libtandem_cuda.so";
 inline constexpr const char* kModuleVariable = "TANDEM_CUDA_MODULE";
 /// The name of the module's function, which changes when this table, Backend or what they hold change.
 inline constexpr const char* kEntry = "tandem_cuda_module_1";
+
+/// Work of one device that was captured; see cuda::Graph. While it is being captured its destructor ends that.
+class CapturedGraph {
+ public:
+  virtual ~CapturedGraph() = default;
+  /// Whether the memory is one that the graph allocated.
+  virtual bool holds(const void* data) const = 0;
+  /// Ends the capture, on the thread that began it. Throws Error when there is nothing that could be replayed.
+  virtual void finish() = 0;
+  virtual void replay() = 0;
+};
 
 /// What the module can do. Devices are given by their number.
 struct Module {
@@ -28,7 +41,8 @@ struct Module {
   void* (*allocate_pinned)(std::size_t bytes);
   void (*release_pinned)(void* data);
   bool (*is_pinned)(const void* data);
-  /// An event on the calling thread's stream of the device, that tells the time at which its work has come so far.
+  /// An event on the calling thread's stream of the device, that tells the time at which its work has come so far; null
+  /// while the thread captures a graph.
   void* (*record_time)(int device);
   /// Seconds from one to another on the same device; waits for the later one.
   double (*seconds_between)(void* start, void* end);
@@ -36,6 +50,10 @@ struct Module {
   /// Whether products of float32 may use TF32.
   void (*set_allow_tf32)(bool allow);
   bool (*allow_tf32)();
+  /// From now on the calling thread's work on the device is not run but captured.
+  std::unique_ptr<CapturedGraph> (*begin_capture)(int device);
+  /// `action` is called before each replay of the graph that the calling thread is capturing.
+  void (*at_replay)(UniqueFunction<void()> action);
 };
 /// What the module calls of the library.
 struct Host {

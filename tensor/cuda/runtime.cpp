@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/device_error.h>
 
 namespace tandem::cuda {
@@ -78,6 +79,11 @@ int device_count(std::string& reason) {
 cudaStream_t use(Device device) {
   check(!forked(), "cuda", "{} cannot be used in a process that was forked after CUDA was used; start it by exec",
         device);
+  if (const Capture* const capture = current_capture())
+    check(capture->device == device, "Graph",
+          "there is work for {} while a graph of {} is captured; a graph records one device: keep all tensors of the "
+          "step there",
+          device, capture->device);
   check_status(cudaSetDevice(device.index()), "cuda");
   if (t_scope_device == device.index()) return t_scope_stream;
   MainStream& main = main_stream(device.index());
@@ -109,6 +115,9 @@ void Event::record(cudaStream_t stream) {
 }
 void Event::wait(cudaStream_t stream) const {
   if (event_ != nullptr) check_status(cudaStreamWaitEvent(stream, event_, 0), "cuda");
+}
+void Event::synchronize() const {
+  if (event_ != nullptr) check_status(cudaEventSynchronize(event_), "cuda");
 }
 bool Event::done() const {
   if (event_ == nullptr) return true;

@@ -47,6 +47,8 @@ class Event {
   void record(cudaStream_t stream);
   /// `stream`, whose device is current, does later work only after this.
   void wait(cudaStream_t stream) const;
+  /// Waits until the work has been done.
+  void synchronize() const;
   /// Whether the work has been done.
   bool done() const;
   bool recorded() const { return event_ != nullptr; }

@@ -50,7 +50,7 @@ TEST_CASE("cuda: dropout scales forward and backward by one mask") {
   manual_seed(3);
   Tensor x = randn({40, 50}, {.device = kCuda}).requires_grad_();
   nn::Dropout layer(0.4);
-  const Tensor y = layer->forward(x);
+  const Tensor y = layer(x);
   y.backward(ones_like(y));
   CHECK_CLOSE(y.to("cpu"), (x.detach() * x.grad()).to("cpu"), 1e-6);
   const double kept = mean((x.grad() > 0).to(float32)).item<double>();

@@ -1,0 +1,12 @@
+// Capture and replay of the work of one device; see CapturedGraph.
+#pragma once
+#include <memory>
+
+#include <tandem/tensor/cuda/module.h>
+
+namespace tandem::cuda {
+
+std::unique_ptr<CapturedGraph> begin_capture(int device);
+void at_replay(UniqueFunction<void()> action);
+
+}  // namespace tandem::cuda
