@@ -23,8 +23,8 @@ TEST_CASE("cuda: devices and their properties") {
   const cuda::DeviceProperties p = cuda::properties(kSecond);
   CHECK_FALSE(p.name.empty());
   CHECK(p.total_memory >= p.free_memory);
-  CHECK_ERROR(zeros({2}, {.device = "cuda:64"}), "cuda:64 does not exist",
-              fmt::format("cuda:0 to cuda:{}", count - 1).c_str());
+  const std::string all = fmt::format("cuda:0 to cuda:{}", count - 1);
+  CHECK_ERROR(zeros({2}, {.device = "cuda:64"}), "cuda:64 does not exist", all.c_str());
 }
 
 TEST_CASE("cuda: copies between host and devices, of any strides and types") {
@@ -95,8 +95,8 @@ TEST_CASE("cuda: memory statistics and running out") {
   }
   CHECK(memory_stats(kSecond).in_use == before.in_use);
   CHECK(memory_stats(kSecond).peak >= before.in_use + 4'000'000);
-  CHECK_ERROR(empty({int64_t{1} << 40}, {.device = kSecond}),
-              fmt::format("out of memory on {}: 4398046511104 bytes were asked for", kSecond).c_str(), "smaller batch");
+  const std::string asked = fmt::format("out of memory on {}: 4398046511104 bytes were asked for", kSecond);
+  CHECK_ERROR(empty({int64_t{1} << 40}, {.device = kSecond}), asked.c_str(), "smaller batch");
   CHECK(zeros({3}, {.device = kSecond}).to_vector<float>() == std::vector<float>(3));  // and goes on working
   empty_cache();
 }
