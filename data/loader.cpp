@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <tandem/data/internal.h>
+#include <tandem/tensor/cuda.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/threads.h>
 #include <tandem/tensor/trace.h>
@@ -34,6 +35,7 @@ struct EpochRun::Impl {
         batch_size_(options.batch_size),
         seed_(options.seed),
         stream_(kExampleStreams + static_cast<std::uint64_t>(epoch)),
+        pin_memory_(options.pin_memory),
         make_(std::move(make)),
         count_(count_batches(static_cast<int64_t>(rows_.size()), options)),
         claimed_(std::min(first_batch, count_)),
@@ -80,7 +82,11 @@ struct EpochRun::Impl {
     const int64_t length = std::min(batch_size_, static_cast<int64_t>(rows_.size()) - first);
     const auto rows = std::span(rows_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(length));
     const RandomScope random({seed_, stream_, first_block(rows[0])});
-    return make_(rows);
+    std::vector<Tensor> made = make_(rows);
+    if (pin_memory_)
+      for (Tensor& x : made)
+        if (x.device().is_cpu()) x = cuda::pin_memory(x);
+    return made;
   }
 
   void work() {
@@ -142,6 +148,7 @@ struct EpochRun::Impl {
   const std::vector<int64_t> rows_;
   const int64_t batch_size_;
   const std::uint64_t seed_, stream_;
+  const bool pin_memory_;
   const MakeBatch make_;
   const int64_t count_;
 
@@ -171,6 +178,8 @@ DataLoaderBase::DataLoaderBase(int64_t dataset_size, DataLoaderOptions options) 
         "num_workers is {}; give 0 to {}", options_.num_workers, kMaxWorkers);
   check(!(options_.shuffle && options_.sampler), "DataLoader",
         "shuffle and a sampler were both given; leave shuffle out, the sampler gives the order");
+  check(!options_.pin_memory || cuda::is_available(), "DataLoader",
+        "pin_memory is for copies to a CUDA device, and there is none: {}; leave it out", cuda::unavailable_reason());
   if (options_.sampler) return;
   if (options_.shuffle) {
     options_.sampler = std::make_shared<RandomSampler>(dataset_size, options_.seed);

@@ -17,6 +17,9 @@ struct DataLoaderOptions {
   int num_workers = 0;                         // threads that prepare batches; 0: the caller does
   bool drop_last = false;                      // leave out a last batch that is not full
   std::uint64_t seed = 0;                      // of the order and of random numbers drawn by the dataset
+  // Batches on the CPU lie in page-locked memory, from which .to(device, true) copies to a CUDA device while the
+  // program goes on. With a worker, the next batches are made and put there meanwhile.
+  bool pin_memory = false;
 };
 
 namespace detail {
@@ -67,8 +70,8 @@ class DataLoaderBase {
 /// Batches of a dataset's examples: `for (auto [x, y] : DataLoader(dataset, {.batch_size = 64}))`. The dataset is kept
 /// by value (copies of the library's own share their data) or by shared_ptr. Each begin() starts the next epoch; a loop
 /// may be left at any time. An exception from the dataset reaches the loop at its batch and ends that epoch; the loader
-/// can be used again. Throws Error for a batch_size below 1, a negative num_workers, or a sampler together with
-/// shuffle.
+/// can be used again. Throws Error for a batch_size below 1, a negative num_workers, a sampler together with shuffle,
+/// or pin_memory where there is no CUDA device.
 template <std::size_t N>
 class DataLoader : public DataLoaderBase {
  public:

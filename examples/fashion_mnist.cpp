@@ -77,12 +77,15 @@ class Trainer {
         report_(o_.quiet || parallel::rank() != 0, parallel::rank() == 0 ? o_.log : "", !resume_from_.empty()) {
     check_exists("fashion_mnist", device_);
     check_files();
+    loss_sum_ = zeros({}, {.dtype = float64, .device = device_});
     manual_seed(static_cast<std::uint64_t>(o_.seed));
     net_ = std::make_shared<Net>();
     net_->to(device_);
     // The parallel modes: one added line each.
     if (o_.parallel == "dp")
-      dp_.emplace(net_, DataParallelOptions{.check_every = o_.check_every, .reproducible_shards = o_.reproducible});
+      dp_.emplace(net_,
+                  DataParallelOptions{
+                      .device_ids = devices(), .check_every = o_.check_every, .reproducible_shards = o_.reproducible});
     if (o_.parallel == "ddp")
       ddp_.emplace(net_, DdpOptions{.check_every = o_.check_every, .reproducible_shards = o_.reproducible});
     // With the same bits as those, one device needs the wrapper too.
@@ -103,14 +106,14 @@ class Trainer {
     if (!o_.trace.empty()) trace::start();
     // With --reproducible every rank loads whole batches.
     const std::int64_t ranks = o_.reproducible > 0 ? 1 : parallel::world_size();
-    data::DataLoader loader(
-        train_set_, {.batch_size = o_.batch_size / ranks,
-                     .sampler = std::make_shared<data::DistributedSampler>(
-                         train_set_.size(), data::DistributedSamplerOptions{.num_replicas = ranks,
-                                                                            .rank = ranks > 1 ? parallel::rank() : 0,
-                                                                            .shuffle = o_.shuffle,
-                                                                            .seed = static_cast<std::uint64_t>(o_.seed),
-                                                                            .mode = data::DistributedMode::exact})});
+    data::DataLoaderOptions batches_of_rank = loader_options(o_.batch_size / ranks);
+    batches_of_rank.sampler = std::make_shared<data::DistributedSampler>(
+        train_set_.size(), data::DistributedSamplerOptions{.num_replicas = ranks,
+                                                           .rank = ranks > 1 ? parallel::rank() : 0,
+                                                           .shuffle = o_.shuffle,
+                                                           .seed = static_cast<std::uint64_t>(o_.seed),
+                                                           .mode = data::DistributedMode::exact});
+    data::DataLoader loader(train_set_, batches_of_rank);
     // Ranks can differ by one row, and so by one batch: the shorter one ends with an empty batch.
     const std::int64_t batches = (train_set_.size() + o_.batch_size - 1) / o_.batch_size;
     while (progress_.epoch < o_.epochs) {
@@ -153,6 +156,22 @@ class Trainer {
     }
   }
 
+  // Those of --parallel dp; none stands for all.
+  DeviceIds devices() const {
+    if (o_.devices == 0) return {};
+    const int count = device_count(device_.type());
+    check(o_.devices <= count, "fashion_mnist", "--devices {}: there {} {} CUDA device{}; give 1 to {}", o_.devices,
+          count == 1 ? "is" : "are", count, count == 1 ? "" : "s", count);
+    std::vector<Device> all;
+    for (int i = 0; i < o_.devices; ++i) all.emplace_back(device_.type(), i);
+    return all;
+  }
+
+  // While a GPU works, a thread makes the next batches in memory that is copied from beside it.
+  data::DataLoaderOptions loader_options(std::int64_t batch_size) const {
+    return {.batch_size = batch_size, .num_workers = device_.is_cuda() ? 1 : 0, .pin_memory = device_.is_cuda()};
+  }
+
   void register_comm_hook() {
     if (o_.comm_hook == "fp16") ddp_->register_comm_hook(parallel::fp16_compress_hook());
     if (o_.comm_hook == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
@@ -191,6 +210,7 @@ class Trainer {
 
   void resume() {
     load(resume_from_, saved_parts<Stateful>(), {.map_location = device_});
+    loss_sum_.fill_(progress_.numbers["loss_sum"]);
     for (const auto& [name, value] : settings())
       check(progress_.numbers[name] == value, "fashion_mnist",
             "--resume {}: it was trained with another {} ({} then, {} now); give the same settings", resume_from_, name,
@@ -218,12 +238,14 @@ class Trainer {
   Stateful& optimizer_state() { return zero_ ? static_cast<Stateful&>(*zero_) : *optimizer_; }
 
   void step(const Tensor& x, const Tensor& y, std::int64_t rows) {
-    const Tensor loss = o_.graph ? step_by_graph(x, y) : train(x.to(device_), y.to(device_));
-    const double value = loss.item<double>();
-    progress_.numbers["loss_sum"] += value;
+    const Tensor loss = o_.graph ? step_by_graph(x, y) : train(x.to(device_, true), y.to(device_, true));
+    loss_sum_ += loss;
+    // A GPU is given several steps ahead: to ask for a value is to wait for it.
+    constexpr std::int64_t kStepsAhead = 8;
+    if (!device_.is_cuda() || progress_.step % kStepsAhead == 0) shown_loss_ = loss.item<double>();
     ++progress_.batch;
     ++progress_.step;
-    report_.step(progress_.batch, rows, value);
+    report_.step(progress_.batch, rows, shown_loss_);
   }
 
   // A step as a user would write it; the loss before it.
@@ -238,13 +260,13 @@ class Trainer {
   // The same for a CUDA device, which is given the whole step by one launch. Its batches are copied into fixed tensors;
   // the last batch of an epoch may have another size and is an ordinary step.
   Tensor step_by_graph(const Tensor& x, const Tensor& y) {
-    if (x.size(0) != o_.batch_size) return train(x.to(device_), y.to(device_));
+    if (x.size(0) != o_.batch_size) return train(x.to(device_, true), y.to(device_, true));
     if (!fixed_x_.defined()) {
       fixed_x_ = empty(x.shape(), {.dtype = x.dtype(), .device = device_});
       fixed_y_ = empty(y.shape(), {.dtype = y.dtype(), .device = device_});
     }
-    fixed_x_.copy_(x);
-    fixed_y_.copy_(y);
+    fixed_x_.copy_(x, true);
+    fixed_y_.copy_(y, true);
     if (ordinary_steps_ < 3) {  // these make what is made once, and choose how products are computed
       ++ordinary_steps_;
       return train(fixed_x_, fixed_y_);
@@ -262,10 +284,8 @@ class Trainer {
 
   // In DDP each rank has summed its own share of the losses; the mean over the ranks is that of the whole batches.
   void average_loss_over_ranks() {
-    if (!ddp_ || o_.reproducible > 0) return;
-    Tensor sum = full({1}, progress_.numbers["loss_sum"], {.dtype = float64});
-    parallel::all_reduce(sum, {.op = parallel::ReduceOp::avg});
-    progress_.numbers["loss_sum"] = sum.item<double>();
+    if (ddp_ && o_.reproducible == 0) parallel::all_reduce(loss_sum_, {.op = parallel::ReduceOp::avg});
+    progress_.numbers["loss_sum"] = loss_sum_.item<double>();
   }
 
   void save_checkpoint(double job) {
@@ -280,10 +300,11 @@ class Trainer {
 
   void finish_epoch(std::int64_t batches) {
     EpochResult result;
+    average_loss_over_ranks();  // waits for a GPU's steps
     result.samples_per_s = report_.samples_per_s();
-    average_loss_over_ranks();
     result.train_loss = progress_.numbers["loss_sum"] / static_cast<double>(batches);
     progress_.numbers["loss_sum"] = 0;
+    loss_sum_.fill_(0);
     progress_.batch = 0;
     result.epoch = ++progress_.epoch;
     if (parallel::rank() == 0) evaluate(result);
@@ -297,8 +318,8 @@ class Trainer {
     net_->eval();
     const nn::CrossEntropyLoss sum_of_losses({.reduction = Reduction::sum});
     std::int64_t correct = 0;
-    for (auto& [x, y] : data::DataLoader(test_set_, {.batch_size = 500})) {
-      const Tensor logits = (*net_)(x.to(device_)), labels = y.to(device_);
+    for (auto& [x, y] : data::DataLoader(test_set_, loader_options(500))) {
+      const Tensor logits = (*net_)(x.to(device_, true)), labels = y.to(device_, true);
       result.test_loss += sum_of_losses(logits, labels).item<double>();
       correct += sum(argmax(logits, 1) == labels).item<std::int64_t>();
     }
@@ -321,6 +342,8 @@ class Trainer {
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<parallel::PowerSGD> powersgd_;
   nn::CrossEntropyLoss loss_fn_;
+  Tensor loss_sum_;  // of this epoch's batches, on the device
+  double shown_loss_ = 0;
   Progress progress_;
   // Of --graph.
   Tensor fixed_x_, fixed_y_, fixed_loss_;

@@ -103,6 +103,8 @@ int parse_options(int argc, char** argv, Options& o) {
       throw CLI::ValidationError("--comm-hook", "is for --parallel ddp");
     if (app.count("--powersgd-rank") > 0 && o.comm_hook != "powersgd")
       throw CLI::ValidationError("--powersgd-rank", "is for --comm-hook powersgd");
+    if (o.reproducible > 0 && o.device == "cuda")
+      throw CLI::ValidationError("--reproducible", "is for --device cpu: sums of GPUs have orders of their own");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
       throw CLI::ValidationError("--check-every", "is for --parallel dp and ddp");

@@ -5,7 +5,7 @@
 
 struct Options {
   std::string parallel = "none";   // none, dp, ddp
-  int devices = 0;                 // of dp; 0: all there are, at least 2
+  int devices = 0;                 // of dp; 0: all there are, at least 2 on the CPU
   int nproc = 0;                   // of ddp: start that many processes; 0: started by tandem-run
   std::string backend;             // of ddp; empty: the best there is
   std::string comm_hook = "none";  // of ddp: how gradients travel

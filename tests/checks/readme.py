@@ -72,6 +72,9 @@ def run_command(command, build):
                     "OMPI_MCA_rmaps_base_oversubscribe": "1"}
     if command.startswith("mpirun ") and shutil.which("mpirun") is None:
         return "mpirun is not installed: not run\n"
+    double = build / "tests/cuda/libtandem_cuda.so"
+    if str(double.relative_to(build)) in command and not double.exists():
+        return "the double of CUDA is not built: not run\n"
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "build").symlink_to(build)
         return run(["sh", "-c", command], folder, environment)

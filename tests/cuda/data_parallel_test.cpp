@@ -58,14 +58,16 @@ TEST_CASE("cuda: DataParallel on 1 to 4 devices trains as the CPU does") {
     CHECK(expected.back() < expected.front());
     for (const int devices : {1, 2, 3, 4}) {
       CAPTURE(devices);
+      if (devices > cuda::device_count()) continue;  // on real ones
       check_same(train(devices, 0, adam), expected);
     }
     check_same(train(1, 2, adam), expected);  // two replicas on one device
-    check_same(train(2, 4, adam), expected);
+    if (cuda::device_count() > 1) check_same(train(2, 4, adam), expected);
   }
 }
 
-TEST_CASE("cuda: DataParallel's phases are timed, and bytes through device 0 counted") {
+TEST_CASE("cuda: DataParallel's phases are timed, and bytes through device 0 counted" *
+          doctest::skip(cuda::device_count() < 2)) {
   auto net = std::make_shared<Net>();
   net->to("cuda:0");
   parallel::DataParallel model(net, {.device_ids = {0, 1}});

@@ -1,23 +1,30 @@
 // Devices, memory and copies of the CUDA backend.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
+#include <cstdlib>
+
 #include <tandem/autograd/functions.h>
+#include <tandem/data/loader.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/cuda.h>
 
 namespace tandem {
 namespace {
 
-const Device kFirst{DeviceType::cuda, 0}, kSecond{DeviceType::cuda, 1};
+// The tests also run on real devices, of which there may be one.
+const Device kFirst = test::cuda_device(0), kSecond = test::cuda_device(1);
 
 TEST_CASE("cuda: devices and their properties") {
   CHECK(cuda::is_available());
-  CHECK(cuda::device_count() == 4);
+  const int count = cuda::device_count();
+  if (const char* of_double = std::getenv("TANDEM_CUDA_DOUBLE_DEVICES")) CHECK(count == std::atoi(of_double));
   CHECK(cuda::unavailable_reason().empty());
-  const cuda::DeviceProperties p = cuda::properties("cuda:1");
+  const cuda::DeviceProperties p = cuda::properties(kSecond);
   CHECK_FALSE(p.name.empty());
   CHECK(p.total_memory >= p.free_memory);
-  CHECK_ERROR(zeros({2}, {.device = "cuda:9"}), "cuda:9 does not exist", "cuda:0 to cuda:3");
+  const std::string all = fmt::format("cuda:0 to cuda:{}", count - 1);
+  CHECK_ERROR(zeros({2}, {.device = "cuda:64"}), "cuda:64 does not exist", all.c_str());
 }
 
 TEST_CASE("cuda: copies between host and devices, of any strides and types") {
@@ -55,6 +62,24 @@ TEST_CASE("cuda: pinned memory") {
   }
 }
 
+TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their copies go on beside the loader") {
+  const Tensor numbers = arange(1000, {.dtype = float32}), labels = arange(1000);
+  for (const int workers : {0, 1, 2}) {
+    data::DataLoader loader(data::TensorDataset(numbers, labels),
+                            {.batch_size = 7, .num_workers = workers, .pin_memory = true});
+    std::vector<Tensor> seen;
+    for (auto& [x, y] : loader) {
+      CHECK(cuda::is_pinned(x));
+      CHECK(cuda::is_pinned(y));
+      seen.push_back(x.to(kFirst, true) - y.to(kFirst, true));
+    }
+    CHECK(seen.size() == 143);
+    for (const Tensor& difference : seen) CHECK(sum(abs(difference)).item<float>() == 0);
+  }
+  for (auto& [x] : data::DataLoader(data::TensorDataset(numbers.to(kFirst)), {.batch_size = 500, .pin_memory = true}))
+    CHECK(x.device() == kFirst);  // what lies on a device stays there
+}
+
 TEST_CASE("cuda: pointwise operations") {
   const Tensor x = randn({5, 7}), y = randn({7});
   const Tensor on_device = (x.to(kFirst) * 2 + y.to(kFirst)) / exp(y.to(kFirst));
@@ -70,8 +95,8 @@ TEST_CASE("cuda: memory statistics and running out") {
   }
   CHECK(memory_stats(kSecond).in_use == before.in_use);
   CHECK(memory_stats(kSecond).peak >= before.in_use + 4'000'000);
-  CHECK_ERROR(empty({int64_t{1} << 40}, {.device = kSecond}),
-              "out of memory on cuda:1: 4398046511104 bytes were asked for", "smaller batch");
+  const std::string asked = fmt::format("out of memory on {}: 4398046511104 bytes were asked for", kSecond);
+  CHECK_ERROR(empty({int64_t{1} << 40}, {.device = kSecond}), asked.c_str(), "smaller batch");
   CHECK(zeros({3}, {.device = kSecond}).to_vector<float>() == std::vector<float>(3));  // and goes on working
   empty_cache();
 }

@@ -86,6 +86,7 @@ TEST_CASE("cuda: a label out of range is named when the host next waits, and the
   loss = cross_entropy(there, tensor({-1, 0, 0, 0}).to(kCuda));
   CHECK_ERROR(cuda::synchronize(kCuda), "label -1 at row 0 is out of range");
   cuda::synchronize(kCuda);
+  if (cuda::device_count() < 2) return;
   // Each device has its own.
   loss = cross_entropy(x.to("cuda:1"), labels.to("cuda:1"));
   cuda::synchronize(kCuda);

@@ -20,10 +20,12 @@ thread_local cudaError_t thread_error = cudaSuccess;
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::atomic<bool> forked{false};
 
-bool has_driver() {
-  static const bool has = variable("TANDEM_CUDA_DOUBLE_DEVICES", "2") != "nodriver";
-  return has;
+/// TANDEM_CUDA_DOUBLE_DEVICES is a number, "nodriver", or "olddriver": one that is older than the runtime.
+int driver_version() {
+  static const std::string devices = variable("TANDEM_CUDA_DOUBLE_DEVICES", "2");
+  return devices == "nodriver" ? 0 : devices == "olddriver" ? 11040 : CUDART_VERSION;
 }
+bool has_driver() { return driver_version() >= CUDART_VERSION; }
 
 struct ErrorText {
   cudaError_t error;
@@ -151,7 +153,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = has_driver() ? CUDART_VERSION : 0;
+  *version = driver_version();
   return cudaSuccess;
 }
 

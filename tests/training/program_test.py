@@ -5,8 +5,10 @@ usage: program_test.py CHECK FASHION_MNIST TANDEM_RUN
 """
 
 import json
+import math
 import os
 import pathlib
+import random
 import resource
 import signal
 import subprocess
@@ -153,6 +155,40 @@ def reproducible(folder):
     run(*settings, "--threads", 2, "--save", folder / "alone")
     run(*settings, "--parallel", "ddp", "--nproc", 2, "--zero", "--save", folder / "zero")
     assert (folder / "alone").read_bytes() == (folder / "zero").read_bytes()
+
+
+def cuda(folder):
+    """A GPU gives the CPU's losses, alone and with DataParallel. The environment names the module, which may be that of
+    a double of CUDA, and so slow: few rows."""
+    numbers = random.Random(1)
+    for name, rows in (("train", 90), ("t10k", 20)):
+        for kind, sizes, top in (("images-idx3", [rows, 28, 28], 256), ("labels-idx1", [rows], 10)):
+            header = bytes([0, 0, 8, len(sizes)]) + b"".join(n.to_bytes(4, "big") for n in sizes)
+            values = bytes(numbers.randrange(top) for _ in range(math.prod(sizes)))
+            (folder / f"{name}-{kind}-ubyte").write_bytes(header + values)
+    settings = ["--epochs", 2, "--batch-size", 30, "--data", folder]
+    for optimizer in (["--lr", 0.05, "--momentum", 0.9], ["--optimizer", "adam"]):
+        losses = {}
+        for mode in ((), ("--device", "cuda"), ("--device", "cuda", "--parallel", "dp", "--devices", 2)):
+            log, file = folder / "log", folder / "file"
+            output = run(*settings, *optimizer, *mode, "--log", log, "--save", file)
+            assert ("cuda:0" in output) == (len(mode) == 2), output
+            assert ("DataParallel on 2 devices" in output) == (len(mode) > 2), output
+            losses[mode] = [e[kind] for e in epochs(log) for kind in ("train_loss", "test_loss")]
+        assert losses[()][2] < losses[()][0], losses
+        for found in losses.values():
+            assert all(abs(a - b) < 1e-5 * b for a, b in zip(found, losses[()], strict=True)), losses
+    # A file of one device goes on on another.
+    done = run("--epochs", 3, *settings[2:], "--optimizer", "adam", "--resume", file, "--log", folder / "log")
+    assert "resumed from" in done and epochs(folder / "log")[-1]["epoch"] == 3, done
+    dp = ["--device", "cuda", "--parallel", "dp"]
+    output = run(*settings, *dp, "--devices", 60, expect=1)
+    assert "--devices 60: there are" in output and "CUDA devices; give 1 to" in output, output
+    output = run(*settings, *dp, "--reproducible", 4, expect=2)
+    assert "--reproducible: is for --device cpu" in output, output
+    ENVIRONMENT["TANDEM_CUDA_MODULE"] = str(folder / "none.so")
+    output = run(*settings, "--device", "cuda", expect=1)
+    assert "cuda:0 does not exist: " in output and "none.so" in output and 'use "cpu"' in output, output
 
 
 def mistakes(folder):
