@@ -6,8 +6,8 @@
 //   DELAY     a seed: random short pauses before operations
 //   FAULT     n: the n-th piece of work fails by an illegal address, and the device is lost
 //   LT_REFUSE `epilogues`: cuBLASLt supports none
-//   DROP      `records`, `waits`, `synchronises` or `queries` (of events and streams), or one of them and `:n`: all such
-//             calls of the program, or the n-th, succeed and do nothing (a query: "done"), as if they were forgotten
+//   DROP      `records`, `waits`, `synchronises` or `queries` (of events, of streams), or one of them with `:n`: all
+//             such calls, or the n-th, succeed and do nothing (a query: "done"), as if the program had forgotten them
 #pragma once
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
