@@ -49,6 +49,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (event->device != stream->device)
       return reject(cudaErrorInvalidResourceHandle, "cudaEventRecord: the event is of device {}, the stream of {}",
                     event->device, stream->device);
+    if (dropped(Order::record)) return cudaSuccess;
     if (stream->capture) return stream->capture->record(stream->lane, event->captured.emplace());
     event->captured.reset();
     event->last = SignalRef::make();
@@ -66,6 +67,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return call([&] {
     require_explicit(stream, "cudaStreamWaitEvent");
     if (flags != cudaEventWaitDefault) return reject(cudaErrorNotSupported, "cudaStreamWaitEvent: flags {}", flags);
+    if (dropped(Order::wait)) return cudaSuccess;
     if (event->captured) {
       Capture& capture = *event->captured->capture;
       if (!capture.active()) return cudaErrorCapturedEvent;
@@ -87,7 +89,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return call([&] {
     if (cudaError_t error = check_host_use(event, "cudaEventSynchronize")) return error;
-    if (event->last) event->last->done.wait(1);
+    if (event->last && !dropped(Order::synchronise)) event->last->done.wait(1);
     return cudaSuccess;
   });
 }
@@ -95,7 +97,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return call([&] {
     if (cudaError_t error = check_host_use(event, "cudaEventQuery")) return error;
-    return !event->last || event->last->done.reached(1) ? cudaSuccess : cudaErrorNotReady;
+    return !event->last || dropped(Order::query) || event->last->done.reached(1) ? cudaSuccess : cudaErrorNotReady;
   });
 }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "device_memory.h"
@@ -99,6 +100,26 @@ cudaError_t availability() {
 }
 
 void lose_device(cudaError_t error) { lost.store(error, std::memory_order_relaxed); }
+
+bool dropped(Order kind) {
+  struct Drop {
+    Order kind = {};
+    long only = 0;  // of such calls that one; 0: all
+  };
+  static const std::optional<Drop> drop = []() -> std::optional<Drop> {
+    const std::string text = variable("TANDEM_CUDA_DOUBLE_DROP", "");
+    if (text.empty()) return {};
+    const size_t colon = std::min(text.find(':'), text.size());
+    const long only = colon < text.size() ? std::atol(text.c_str() + colon + 1) : 0;
+    for (auto [name, is] : {std::pair{"records", Order::record}, std::pair{"waits", Order::wait},
+                            std::pair{"synchronises", Order::synchronise}, std::pair{"queries", Order::query}})
+      if (text.compare(0, colon, name) == 0 && only >= (colon < text.size() ? 1 : 0)) return Drop{is, only};
+    die("TANDEM_CUDA_DOUBLE_DROP is '{}', which is not known", text);
+  }();
+  static std::atomic<long> count{0};
+  if (!drop || drop->kind != kind) return false;
+  return drop->only == 0 || count.fetch_add(1, std::memory_order_relaxed) + 1 == drop->only;
+}
 
 cudaError_t remember(cudaError_t error) {
   if (error != cudaSuccess) thread_error = error;

@@ -6,6 +6,8 @@
 //   DELAY     a seed: random short pauses before operations
 //   FAULT     n: the n-th piece of work fails by an illegal address, and the device is lost
 //   LT_REFUSE `epilogues`: cuBLASLt supports none
+//   DROP      `records`, `waits`, `synchronises` or `queries` (of events, of streams), or one of them with `:n`: all
+//             such calls, or the n-th, succeed and do nothing (a query: "done"), as if the program had forgotten them
 #pragma once
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -42,6 +44,11 @@ cudaError_t availability();
 void lose_device(cudaError_t error);
 /// Keeps an error for cudaGetLastError of this thread.
 cudaError_t remember(cudaError_t error);
+
+/// What TANDEM_CUDA_DOUBLE_DROP can drop.
+enum class Order { record, wait, synchronise, query };
+/// Whether the call that asks is to be dropped.
+bool dropped(Order kind);
 
 /// The frame of each function of the runtime that returns an error.
 template <class F>

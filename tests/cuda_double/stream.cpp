@@ -182,6 +182,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return call([&] {
     require_explicit(stream, "cudaStreamSynchronize");
     if (cudaError_t error = forbid_in_capture(stream, "cudaStreamSynchronize")) return error;
+    if (dropped(Order::synchronise)) return cudaSuccess;
     stream->worker->synchronize();
     trim_pool(stream->device);
     return cudaSuccess;
@@ -192,13 +193,14 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return call([&] {
     require_explicit(stream, "cudaStreamQuery");
     if (cudaError_t error = forbid_in_capture(stream, "cudaStreamQuery")) return error;
-    return stream->worker->idle() ? cudaSuccess : cudaErrorNotReady;
+    return dropped(Order::query) || stream->worker->idle() ? cudaSuccess : cudaErrorNotReady;
   });
 }
 
 cudaError_t cudaDeviceSynchronize() {
   return call([&] {
     if (cudaError_t error = forbid_in_capture(nullptr, "cudaDeviceSynchronize")) return error;
+    if (dropped(Order::synchronise)) return cudaSuccess;
     synchronize_device(current_device());
     trim_pool(current_device());
     return cudaSuccess;
