@@ -178,8 +178,9 @@ DataLoaderBase::DataLoaderBase(int64_t dataset_size, DataLoaderOptions options) 
         "num_workers is {}; give 0 to {}", options_.num_workers, kMaxWorkers);
   check(!(options_.shuffle && options_.sampler), "DataLoader",
         "shuffle and a sampler were both given; leave shuffle out, the sampler gives the order");
-  check(!options_.pin_memory || cuda::is_available(), "DataLoader",
-        "pin_memory is for copies to a CUDA device, and there is none: {}; leave it out", cuda::unavailable_reason());
+  if (options_.pin_memory && !cuda::is_available())  // only then is the reason looked for, by opening CUDA's module
+    fail("DataLoader", "pin_memory is for copies to a CUDA device, and there is none: {}; leave it out",
+         cuda::unavailable_reason());
   if (options_.sampler) return;
   if (options_.shuffle) {
     options_.sampler = std::make_shared<RandomSampler>(dataset_size, options_.seed);

@@ -101,7 +101,7 @@ bool allow_tf32() {
 Tensor pin_memory(const Tensor& x) {
   check(x.device().is_cpu(), "pin_memory", "the tensor is on {}; only tensors on the CPU can be page-locked",
         x.device());
-  check(is_available(), "pin_memory", "there is no CUDA device that would copy from it: {}", unavailable_reason());
+  if (!is_available()) fail("pin_memory", "there is no CUDA device that would copy from it: {}", unavailable_reason());
   if (is_pinned(x)) return x;
   const auto bytes = static_cast<std::size_t>(x.numel()) * size_of(x.dtype());
   const Module& m = module("pin_memory");

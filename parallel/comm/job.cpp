@@ -55,8 +55,9 @@ auto maker_of(const std::string& backend) {
         "backend '{}' is for ranks that are processes; use \"thread\" within spawn_threads", backend);
   if (backend == "thread") return &make_thread_group;
   if (backend == "nccl") {
-    check(cuda::is_available(), "init_process_group",
-          "backend 'nccl' is for ranks with a CUDA device each, and there is none: {}", cuda::unavailable_reason());
+    if (!cuda::is_available())
+      fail("init_process_group", "backend 'nccl' is for ranks with a CUDA device each, and there is none: {}",
+           cuda::unavailable_reason());
     return &make_nccl_group;
   }
   if (backend == "shm") return &make_shm_group;
