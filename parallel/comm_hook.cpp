@@ -43,9 +43,9 @@ class Averaging final : public Work::State {
         own_(std::move(own)),
         works_(std::move(started)),
         alone_(error != nullptr),
-        error_(error),
         bucket_(bucket),
         memory_(std::move(memory)) {
+    error_ = error;
     works_.push_back(std::move(returned));
   }
   bool poll() override {

@@ -122,7 +122,7 @@ struct DataParallel::State {
     });
     const PhaseTimer timer(*log, &Phases::loss);
     for (Tensor& part : sums) part = on_device(part, placement.output_device);
-    const Tensor total = sums.size() == 1 ? sums.front() : sum(stack(sums));
+    Tensor total = sums.size() == 1 ? sums.front() : sum(stack(sums));
     if (!mean) return total;
     std::erase_if(normalizers, [](const Tensor& part) { return !part.defined(); });
     if (std::ranges::any_of(normalizers, [](const Tensor& part) { return part.device().is_cuda(); })) {

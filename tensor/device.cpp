@@ -59,7 +59,8 @@ void check_exists(std::string_view op, Device device) {
   const int count = device_count(device.type());
   check(device.index() >= 0, op, "{} does not exist: a device number starts at 0", device);
   if (device.index() < count) return;
-  if (device.is_cuda() && count == 0) fail(op, "{} does not exist: {}; use \"cpu\"", device, cuda::unavailable_reason());
+  if (device.is_cuda() && count == 0)
+    fail(op, "{} does not exist: {}; use \"cpu\"", device, cuda::unavailable_reason());
   if (device.is_cuda()) fail(op, "{} does not exist: CUDA devices are cuda:0 to cuda:{}", device, count - 1);
   fail(op,
        "{} does not exist: there are {} virtual CPU devices; set TANDEM_CPU_DEVICES or call set_cpu_device_count({})",

@@ -150,10 +150,11 @@ SingleThreadScope::~SingleThreadScope() { t_thread_context.single_thread = previ
 
 void run_on_devices(std::span<const Device> devices, FunctionRef<void(int)> body) {
   if (devices.empty()) return;
-  check(devices.size() == 1 || !cuda::capturing(), "Graph",
-        "work is divided among {} devices while a graph is captured; a graph records one device: capture a step of one, "
-        "or of DistributedDataParallel",
-        devices.size());
+  check(
+      devices.size() == 1 || !cuda::capturing(), "Graph",
+      "work is divided among {} devices while a graph is captured; a graph records one device: capture a step of one, "
+      "or of DistributedDataParallel",
+      devices.size());
   std::vector<Worker*> workers;
   workers.reserve(devices.size() - 1);
   const bool spin = static_cast<int>(devices.size()) <= available_cores();

@@ -17,6 +17,8 @@ namespace {
 
 using Member = std::shared_ptr<NcclMember>;
 
+void keep_for_ever(Member member) { (void)new Member(std::move(member)); }
+
 // A collective on GPUs. See Note [Lost ranks on GPUs].
 class GpuWork final : public Work::State {
  public:
@@ -104,7 +106,7 @@ class NcclGroup final : public ProcessGroup {
     if (getpid() == process_)
       member_->leave();
     else  // a child that ends has neither the thread nor the device
-      (void)new Member(std::move(member_));
+      keep_for_ever(std::move(member_));
   }
   std::string backend() const override { return "nccl"; }
   int rank() const override { return host_->rank(); }

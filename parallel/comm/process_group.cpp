@@ -112,7 +112,7 @@ Work ProcessGroup::run(Collective c) {
   StartLimit* const limit = is_message(c.operation) ? nullptr : StartLimit::before_start(*this);
   StartLimit::send_all();
   if (is_message(c.operation)) return send_off(c);
-  const Work work = limit ? limit->hold([this, c] { return send_off(c); }) : send_off(c);
+  Work work = limit ? limit->hold([this, c] { return send_off(c); }) : send_off(c);
   StartLimit::remember(work);
   return work;
 }

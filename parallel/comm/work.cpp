@@ -11,7 +11,7 @@ constexpr auto kLongestPause = std::chrono::microseconds(500);
 
 class Failing final : public Work::State {
  public:
-  Failing(Work told, std::exception_ptr error) : told_(std::move(told)), error_(std::move(error)) {}
+  Failing(Work told, const std::exception_ptr& error) : told_(std::move(told)) { error_ = error; }
   bool poll() override { return told_.is_completed(); }
   void wait() override {
     try {
@@ -23,13 +23,13 @@ class Failing final : public Work::State {
 
  private:
   const Work told_;
-  const std::exception_ptr error_;
+  std::exception_ptr error_;
 };
 
 }  // namespace
 
-Work Work::failing(Work told, std::exception_ptr error) {
-  return Work(std::make_shared<Failing>(std::move(told), std::move(error)));
+Work Work::failing(Work told, const std::exception_ptr& error) {
+  return Work(std::make_shared<Failing>(std::move(told), error));
 }
 
 bool Work::wait(double seconds) const {

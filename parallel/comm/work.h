@@ -29,7 +29,7 @@ class Work {
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   /// One that ends with `told`, and throws `error`, whatever that throws.
-  static Work failing(Work told, std::exception_ptr error);
+  static Work failing(Work told, const std::exception_ptr& error);
   /// Returns when the result is there. Throws CommError when a rank was lost or came too late, or when the ranks
   /// disagree; every call of wait throws it.
   void wait() const {
