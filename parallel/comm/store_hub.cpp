@@ -217,7 +217,10 @@ bool StoreHub::others_may_ask() const {
     return std::any_of(ranks_.begin(), ranks_.end(),
                        [&](const auto& rank) { return rank.first != 0 && is_so(rank.second); });
   };
-  return any([](const Rank& rank) { return rank.lost || rank.left; }) &&
+  // A group keeps why it is broken under such a key (lost_key).
+  const bool broken =
+      std::any_of(values_.begin(), values_.end(), [](const auto& entry) { return entry.first.ends_with("/lost"); });
+  return (broken || any([](const Rank& rank) { return rank.lost || rank.left; })) &&
          any([](const Rank& rank) { return rank.connections > 0; });
 }
 

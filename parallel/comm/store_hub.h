@@ -38,7 +38,8 @@ class StoreHub {
   void report_end(int rank, const std::string& text);
   void begin_restart(int restart);
   int restart() const { return restart_; }
-  /// Whether a rank was lost, or has left, and others than the store's holder are there, who may wait for it.
+  /// Whether a rank was lost, or has left, or a group has found that one does not come, and others than the store's
+  /// holder are there, who may wait for it.
   bool others_may_ask() const;
 
  private:

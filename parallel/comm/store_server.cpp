@@ -282,8 +282,8 @@ StoreServer::StoreServer(const StoreServerOptions& options) {
   }
 }
 
-// Where a rank was lost, or left too early, the others may still ask who: they get an answer while they are there, for
-// at most a second.
+// Where a rank was lost, left too early or did not come, the others may still ask who: they get an answer while they
+// are there, for at most a second.
 StoreServer::~StoreServer() {
   if (getpid() != state_->process) {  // a child that ends has neither the thread nor sockets of its own
     (void)state_.release();

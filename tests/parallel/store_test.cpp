@@ -303,6 +303,17 @@ TEST_CASE("StoreServer: while the holder ends, others may ask why a rank has lef
   end.join();
 }
 
+TEST_CASE("StoreServer: while the holder ends, others may ask why a group is broken") {
+  auto server = std::make_unique<Server>();
+  auto asks = server->client(2);
+  server->client(0)->set("group/0/lost", "1|");
+  std::thread end([&] { server.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(asks->get("group/0/lost") == "1|");
+  asks.reset();
+  end.join();
+}
+
 TEST_CASE("TCPStore: a rank that never came") {
   Server server(true);
   server.server.report_end(1, "ended with exit code 0");
