@@ -214,6 +214,10 @@ struct PowerSGD::State {
 
   static Work run(const std::shared_ptr<State>& self, GradBucket& bucket) {
     State& s = *self;
+    check(
+        bucket.buffer().device().is_cpu(), kName,
+        "the model is on {}, but its products are made on the CPU; use fp16_compress_hook or bf16_compress_hook there",
+        bucket.buffer().device());
     const std::int64_t step = s.iteration;
     const std::shared_ptr<const Plan> plan = step < s.options.start_powersgd_iter ? nullptr : s.plan_of(bucket);
     const bool compress = plan && !plan->parts.empty();

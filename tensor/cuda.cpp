@@ -21,7 +21,8 @@ struct Opened {
 
 // Without a driver there is no device, and no need to open the module, which takes a third of a second and 200 MB.
 bool has_driver() {
-  static const bool found = std::getenv(kModuleVariable) != nullptr || dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
+  const char* const named = std::getenv(kModuleVariable);
+  static const bool found = (named != nullptr && *named != '\0') || dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
   return found;
 }
 

@@ -19,7 +19,8 @@ std::filesystem::path beside_library(const char* file) {
 }  // namespace
 
 void* open_module(const char* file, const char* variable, const char* entry, std::string& reason) {
-  const char* const named = std::getenv(variable);
+  const char* named = std::getenv(variable);
+  if (named != nullptr && *named == '\0') named = nullptr;
   std::string path = named != nullptr ? named : beside_library(file).string();
   if (named == nullptr && !std::filesystem::exists(path)) path = file;
   void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -28,10 +28,12 @@ void copy_values(const View& from, const View& to, bool non_blocking) {
 }
 
 MemoryStats memory_stats(Device device) {
+  if (device.is_cuda()) check_exists("memory_stats", device);
   return device.is_cpu() ? cpu::memory_stats(device) : cuda::module("memory_stats").memory_stats(device.index());
 }
 
 void reset_peak_memory(Device device) {
+  if (device.is_cuda()) check_exists("reset_peak_memory", device);
   if (device.is_cpu()) return cpu::reset_peak_memory(device);
   cuda::module("reset_peak_memory").reset_peak_memory(device.index());
 }

@@ -36,6 +36,7 @@ NcclMember::~NcclMember() { leave(); }
 
 void NcclMember::leave() {
   if (!link_) return;  // it has left already
+  *usable_ = false;
   if (connected_ && !ends_at_once()) finish();
   {
     const std::lock_guard lock(mutex_);
@@ -114,9 +115,15 @@ std::shared_ptr<Flight> NcclMember::launch(const Collective& c, const Fingerprin
   flight->host = host;
   flight->tensors = {c.input, c.output};
   flight->captured = cuda::module("nccl").is_capturing(device().index());
-  const cuda::Moment given(device());
+  if (flight->captured)
+    cuda::module("nccl").at_replay([usable = usable_] {
+      check(*usable, "Graph",
+            "a collective of this graph belongs to a process group that is broken, or was left; make group, model and "
+            "graph anew");
+    });
+  flight->start = cuda::Moment(device());
   const cuda::OnStream on_stream(stream_);
-  given.hold_up(device());
+  flight->start.hold_up(device());
   Collective dense = c;  // goes before the scope of the stream: what was packed is freed in its order
   dense.make_dense();
   {
@@ -138,7 +145,6 @@ std::shared_ptr<Flight> NcclMember::launch(const Collective& c, const Fingerprin
   }
   dense.finish();
   flight->end = cuda::Moment(device());
-  flight->since = clock_seconds();
   {
     const std::lock_guard lock(mutex_);
     captured_ = captured_ || flight->captured;
@@ -178,7 +184,7 @@ void NcclMember::refuse(const std::string& message) {
     refused_ = std::make_exception_ptr(CommError(
         rank_,
         fmt::format("{}took no part in an earlier collective, so that the group has no more collectives on GPUs; "
-                    "make another group: {}",
+                    "call destroy_process_group and init_process_group on every rank, and wrap models anew: {}",
                     who(rank_, size()), message)));
 }
 
@@ -212,6 +218,7 @@ void NcclMember::tell_others(const std::exception_ptr& error) const {
 std::exception_ptr NcclMember::stop(std::exception_ptr error) {
   if (broken_) return broken_;
   broken_ = refused_ ? refused_ : std::move(error);
+  *usable_ = false;
   const bool awaited = captured_ || std::ranges::any_of(flights_, [](const auto& f) { return f->joined; });
   if (awaited) report_broken(device(), broken_);  // before anybody is set free
   if (link_) link_->abort();
@@ -240,7 +247,6 @@ void NcclMember::look(Lock& lock) {
   while (!flights_.empty() && flights_.front()->end.done()) {
     done.push_back(std::move(flights_.front()));
     flights_.pop_front();
-    if (!flights_.empty()) flights_.front()->since = std::max(flights_.front()->since, clock_seconds());
   }
   if (!done.empty()) {
     lock.unlock();
@@ -258,7 +264,9 @@ void NcclMember::look(Lock& lock) {
     return give_up(lock, others, false, e.what(), call);
   }
   if (!flights_.empty()) {
-    const double seconds = clock_seconds() - flights_.front()->since;
+    Flight& first = *flights_.front();
+    if (first.since == 0 && first.start.done()) first.since = clock_seconds();
+    const double seconds = first.since == 0 ? kPatience : clock_seconds() - first.since;
     if (seconds < kPatience) return;
     if (seconds > setup_.timeout_seconds) return give_up(lock, others, true, "late", call);
   }
@@ -359,7 +367,8 @@ void NcclMember::share(void* memory, std::size_t bytes) {
 }
 
 void NcclMember::unshare(void* memory) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  drain(lock);  // so that the device has nothing to do that waits for others, for which the lock would be held
   if (link_ && !broken_) link_->unshare(memory);
 }
 

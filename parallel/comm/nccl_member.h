@@ -1,6 +1,7 @@
 // NcclMember: what this process does on its GPU in a group: the communicator, its stream, what is under way, and a
 // watchdog that ends it all when another rank is lost.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -23,8 +24,8 @@ struct Flight {
   Fingerprint call = {};
   Work host = {};                    // its agreement
   std::vector<Tensor> tensors = {};  // kept until it is done
-  cuda::Moment end = {};
-  double since = 0;       // when it could begin at the earliest
+  cuda::Moment start = {}, end = {};
+  double since = 0;       // when it was first seen to be at work, or able to; before that 0
   bool captured = false;  // recorded in a graph, not run: it cannot be asked
   bool joined = false;    // a stream waits for it
 };
@@ -91,6 +92,8 @@ class NcclMember {
   const int rank_;
   const NcclTable& table_;
   const cuda::OwnStream stream_;
+  // What graphs ask before they replay collectives that were captured: false once none can succeed.
+  const std::shared_ptr<std::atomic<bool>> usable_ = std::make_shared<std::atomic<bool>>(true);
   std::mutex mutex_;
   std::condition_variable changed_;
   std::unique_ptr<NcclLink> link_;

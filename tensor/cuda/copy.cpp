@@ -74,7 +74,7 @@ void to_host(const View& from, const View& to) {
   }
   check_status(cudaMemcpyAsync(to.data, from.data, bytes_of(from), cudaMemcpyDeviceToHost, stream), "copy");
   check_status(cudaStreamSynchronize(stream), "copy");
-  throw_device_error(from.device);
+  throw_errors_of_values(from.device);
 }
 
 void between_devices(const View& from, const View& to) {

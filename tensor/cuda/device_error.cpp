@@ -12,14 +12,30 @@ std::atomic<void (*)(int)> g_hook{nullptr};
 
 struct Place {
   std::once_flag once;
-  DeviceError* error = nullptr;
+  std::atomic<DeviceError*> error{nullptr};
 };
+std::array<Place, kMaxDevices>& places() {
+  static auto* const all = new std::array<Place, kMaxDevices>();
+  return *all;
+}
+
+// Throws what is there, and forgets it. Of several threads that wait, one throws. A new error is kept when this one has
+// been read.
+void take(DeviceError& error) {
+  const std::atomic_ref state(error.state);
+  int written = DeviceError::kWritten;
+  if (state.load(std::memory_order_relaxed) != written) return;
+  if (!state.compare_exchange_strong(written, DeviceError::kTaken, std::memory_order_acquire)) return;
+  const RangeCheck check = error.check;
+  const std::int64_t number = error.number, position = error.position;
+  state.store(DeviceError::kNone, std::memory_order_release);
+  fail_range(check, number, position);
+}
 
 }  // namespace
 
 DeviceError* device_error(Device device) {
-  static auto* const places = new std::array<Place, kMaxDevices>();
-  Place& place = (*places)[static_cast<std::size_t>(device.index())];
+  Place& place = places()[static_cast<std::size_t>(device.index())];
   std::call_once(place.once, [&] {
     void* memory = nullptr;
     check_status(cudaHostAlloc(&memory, sizeof(DeviceError), cudaHostAllocPortable | cudaHostAllocMapped), "cuda");
@@ -32,16 +48,20 @@ void set_synchronize_hook(void (*hook)(int device)) { g_hook = hook; }
 
 void throw_device_error(Device device) {
   if (auto* const hook = g_hook.load()) hook(device.index());
-  DeviceError& error = *device_error(device);
-  const std::atomic_ref state(error.state);
-  // Of several threads that wait, one throws. A new error is kept when this one has been read.
-  int written = DeviceError::kWritten;
-  if (state.load(std::memory_order_relaxed) != written) return;
-  if (!state.compare_exchange_strong(written, DeviceError::kTaken, std::memory_order_acquire)) return;
-  const RangeCheck check = error.check;
-  const std::int64_t number = error.number, position = error.position;
-  state.store(DeviceError::kNone, std::memory_order_release);
-  fail_range(check, number, position);
+  take(*device_error(device));
+}
+
+void throw_errors_of_values(Device device) {
+  throw_device_error(device);
+  for (int other = 0; other < kMaxDevices; ++other) {
+    DeviceError* const error = places()[static_cast<std::size_t>(other)].error;
+    if (error == nullptr) continue;
+    try {
+      take(*error);
+    } catch (const Error& e) {
+      throw Error(fmt::format("{}; found on {}", e.what(), Device(DeviceType::cuda, other)));
+    }
+  }
 }
 
 }  // namespace tandem::cuda

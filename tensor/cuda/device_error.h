@@ -21,6 +21,8 @@ DeviceError* device_error(Device device);
 /// Throws what kernels that are done have noted, if anything, and forgets it. Before that it calls the hook, which may
 /// throw for reasons of its own.
 void throw_device_error(Device device);
+/// The same where values are read: they may come from other devices, as in DataParallel, so these are asked, too.
+void throw_errors_of_values(Device device);
 void set_synchronize_hook(void (*hook)(int device));
 
 /// Called by a kernel: keeps the error unless there is one already.

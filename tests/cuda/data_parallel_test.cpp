@@ -80,5 +80,21 @@ TEST_CASE("cuda: DataParallel's phases are timed, and bytes through device 0 cou
   CHECK(phases.bytes_through_device_0 > 0);
 }
 
+TEST_CASE("cuda: a wrong label in any replica's part is an error where the loss is read") {
+  if (cuda::device_count() < 4) return;
+  auto net = std::make_shared<Net>();
+  net->to("cuda:0");
+  parallel::DataParallel model(net, {.device_ids = {0, 1, 2, 3}});
+  const nn::CrossEntropyLoss criterion;
+  for (const int64_t row : {0, 3, 7}) {
+    Tensor labels = zeros({8}, {.dtype = int64});
+    labels.data<int64_t>()[row] = 5;
+    const Tensor loss = model.loss(criterion, randn({8, 12}).to("cuda:0"), labels.to("cuda:0"));
+    loss.backward();
+    CHECK_ERROR(loss.item<double>(), "[cross_entropy] label 5", "out of range");
+  }
+  CHECK_ERROR(memory_stats("cuda:9"), "[memory_stats] cuda:9 does not exist");
+}
+
 }  // namespace
 }  // namespace tandem
