@@ -38,7 +38,8 @@ int parse_options(int argc, char** argv, Options& o) {
       ->check(number_from(1, 64));
   app.add_option("--nproc", o.nproc, "ddp: start this many processes; without it, start the program by tandem-run")
       ->check(number_from(1, 64));
-  app.add_option("--backend", o.backend, "ddp: process group, shm, gloo, mpi or nccl (default: the best)")->type_name("NAME");
+  app.add_option("--backend", o.backend, "ddp: process group, shm, gloo, mpi or nccl (default: the best)")
+      ->type_name("NAME");
   app.add_option("--comm-hook", o.comm_hook, "ddp: how gradients travel: none (as they are), fp16, bf16 or powersgd")
       ->check(CLI::IsMember({"none", "fp16", "bf16", "powersgd"}))
       ->type_name("NAME")
