@@ -188,14 +188,22 @@ void Replicas::run(std::size_t count, FunctionRef<void(std::size_t)> body) const
 Tensor Replicas::listen(const Tensor& result) { return parallel::listen("data_parallel", result, shared_from_this()); }
 
 void Replicas::begin() {
-  backward_start_ = log_->now();
+  {
+    const std::lock_guard lock(mutex_);  // several backwards may run at once
+    backward_start_ = log_->now();
+  }
   for (const Entry& entry : entries_)
     check(entry.conversions == entry.master.identity()->conversions, "DataParallel",
           "'{}' was moved or converted after the forward; run the forward again", entry.name);
 }
 
 void Replicas::end() {
-  log_->add(&Phases::backward, backward_start_, log_->now());
+  PhaseTime start;
+  {
+    const std::lock_guard lock(mutex_);
+    start = backward_start_;
+  }
+  log_->add(&Phases::backward, std::move(start), log_->now());
   const auto sums = reducer();
   if (!sums) return;  // one device alone
   const PhaseTimer timer(*log_, &Phases::reduce);
