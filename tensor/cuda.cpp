@@ -21,8 +21,10 @@ struct Opened {
 
 // Without a driver there is no device, and no need to open the module, which takes a third of a second and 200 MB.
 bool has_driver() {
-  const char* const named = std::getenv(kModuleVariable);
-  static const bool found = (named != nullptr && *named != '\0') || dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
+  static const bool found = [] {
+    const char* const named = std::getenv(kModuleVariable);
+    return (named != nullptr && *named != '\0') || dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
+  }();
   return found;
 }
 

@@ -40,13 +40,19 @@ bool is_pinned_memory(const void* data) {
   return attributes.type == cudaMemoryTypeHost;
 }
 
-void* record_time(int device) {
-  if (current_capture() != nullptr) return nullptr;  // what is captured takes no time now
+// What the calling thread's stream has been given so far.
+void* record_event(int device, unsigned flags) {
   const cudaStream_t stream = use(device);
   cudaEvent_t event = nullptr;
-  check_status(cudaEventCreateWithFlags(&event, cudaEventDefault), "phases");
-  check_status(cudaEventRecord(event, stream), "phases");
+  check_status(cudaEventCreateWithFlags(&event, flags), "cuda");
+  check_status(cudaEventRecord(event, stream), "cuda");
   return event;
+}
+void* new_event(int device) { return record_event(device, cudaEventDisableTiming); }
+
+void* record_time(int device) {
+  if (current_capture() != nullptr) return nullptr;  // what is captured takes no time now
+  return record_event(device, cudaEventDefault);
 }
 
 double seconds_between(void* start, void* end) {
@@ -69,11 +75,7 @@ ThreadStream exchange_thread_stream(ThreadStream next) {
 
 void* new_stream(int device) {
   use(device);
-  int lowest = 0, highest = 0;
-  cudaStream_t stream = nullptr;
-  check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
-  check_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cuda");
-  return stream;
+  return create_stream(true);
 }
 
 void release_stream(int device, void* stream) {
@@ -82,30 +84,13 @@ void release_stream(int device, void* stream) {
   (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream));
 }
 
-bool is_capturing(int device) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_status(cudaStreamIsCapturing(use(device), &status), "cuda");
-  return status != cudaStreamCaptureStatusNone;
-}
-
-void* new_event(int device) {
-  const cudaStream_t stream = use(device);
-  cudaEvent_t event = nullptr;
-  check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cuda");
-  check_status(cudaEventRecord(event, stream), "cuda");
-  return event;
-}
+bool is_capturing(int device) { return capturing(Device(DeviceType::cuda, device)); }
 
 void wait_event(int device, void* event) {
   check_status(cudaStreamWaitEvent(use(device), static_cast<cudaEvent_t>(event), 0), "cuda");
 }
 
-bool event_done(void* event) {
-  const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
-  if (status != cudaErrorNotReady) check_status(status, "cuda");
-  if (status == cudaErrorNotReady) (void)cudaGetLastError();
-  return status == cudaSuccess;
-}
+bool event_done(void* event) { return is_done(static_cast<cudaEvent_t>(event)); }
 
 const Module kTable = {
     .backend = &kBackend,

@@ -76,6 +76,14 @@ int device_count(std::string& reason) {
   return 0;
 }
 
+cudaStream_t create_stream(bool high_priority) {
+  int lowest = 0, highest = 0;
+  cudaStream_t stream = nullptr;
+  check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
+  check_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high_priority ? highest : lowest), "cuda");
+  return stream;
+}
+
 cudaStream_t use(Device device) {
   check(!forked(), "cuda", "{} cannot be used in a process that was forked after CUDA was used; start it by exec",
         device);
@@ -88,9 +96,7 @@ cudaStream_t use(Device device) {
   if (t_scope_device == device.index()) return t_scope_stream;
   MainStream& main = main_stream(device.index());
   std::call_once(main.once, [&] {
-    int lowest = 0, highest = 0;
-    check_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cuda");
-    check_status(cudaStreamCreateWithPriority(&main.stream, cudaStreamNonBlocking, lowest), "cuda");
+    main.stream = create_stream(false);
     (void)device_error(device);
   });
   return main.stream;
@@ -119,9 +125,10 @@ void Event::wait(cudaStream_t stream) const {
 void Event::synchronize() const {
   if (event_ != nullptr) check_status(cudaEventSynchronize(event_), "cuda");
 }
-bool Event::done() const {
-  if (event_ == nullptr) return true;
-  const cudaError_t status = cudaEventQuery(event_);
+bool Event::done() const { return event_ == nullptr || is_done(event_); }
+
+bool is_done(cudaEvent_t event) {
+  const cudaError_t status = cudaEventQuery(event);
   if (status == cudaErrorNotReady) {
     (void)cudaGetLastError();
     return false;

@@ -36,6 +36,11 @@ class StreamScope {
 /// The same without an end: returns what was there.
 std::pair<int, cudaStream_t> exchange_stream(int device, cudaStream_t stream);
 
+/// A stream of the current device that no default stream waits for, of the lowest priority or the highest.
+cudaStream_t create_stream(bool high_priority);
+/// Whether all that the event stands for is done.
+bool is_done(cudaEvent_t event);
+
 /// An event without timing, which orders streams.
 class Event {
  public:
