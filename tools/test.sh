@@ -12,4 +12,5 @@ again=""
 meson setup $again build -Dtests=enabled -Dexamples=enabled "$@"
 ninja -C build
 say "Running the tests"
-meson test -C build --no-rebuild --print-errorlogs
+# Many tests wait for processes more than they compute.
+meson test -C build --no-rebuild --print-errorlogs --num-processes $((2 * $(nproc)))

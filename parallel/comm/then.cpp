@@ -135,14 +135,14 @@ Work then(Work first, std::shared_ptr<ProcessGroup> group, UniqueFunction<Work()
   return remembered(std::make_shared<Chain>(std::move(first), std::move(group), std::move(next)));
 }
 
-Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr error) {
+Work fail_with(ProcessGroup& group, const std::string& what, const std::exception_ptr& error) {
   Work told;
   try {
     told = group.fail(
         fmt::format("rank {} of {}: {} ended with an error: {}", group.rank(), group.size(), what, text_of(error)));
   } catch (const std::exception&) {  // the error itself is on its way
   }
-  return Work::failing(std::move(told), std::move(error));
+  return Work::failing(std::move(told), error);
 }
 
 void give_up_after(ProcessGroup& group, const std::string& what, const std::exception_ptr& error) {

@@ -36,7 +36,7 @@ requires std::same_as<std::invoke_result_t<F&>, Work> Work then(Work first, F&& 
 
 /// For a rank that cannot start its collective because of `error`: starts ProcessGroup::fail in its place, by which the
 /// others learn that `what` has ended with it. The Work ends with that call, and throws `error`.
-Work fail_with(ProcessGroup& group, const std::string& what, std::exception_ptr error);
+Work fail_with(ProcessGroup& group, const std::string& what, const std::exception_ptr& error);
 /// For a rank on which `what` has ended with `error` after its collective had begun: the others may start another that
 /// follows it, or may not. ProcessGroup::give_up, with the reason.
 void give_up_after(ProcessGroup& group, const std::string& what, const std::exception_ptr& error);

@@ -11,10 +11,17 @@
 using namespace tandem;
 using parallel::CommError;
 using test::impatient_group;
+using test::kImpatientSeconds;
 using test::on_ranks;
 using test::require;
 using test::require_error;
 using test::same_bits;
+
+namespace {
+
+std::string waited(std::string_view what) { return fmt::format("waited {} s in {}", kImpatientSeconds, what); }
+
+}  // namespace
 
 TEST_CASE("a rank that leaves early, having done its share, is no error; one that is missing is") {
   parallel::spawn_threads(
@@ -66,14 +73,14 @@ TEST_CASE("once a call has thrown, nobody writes its tensor or reads it") {
         require(flag, "the other rank has come so far");
       };
       auto run = [&](int rank, int) {
-        auto group = impatient_group(processes, "g", late ? 1 : 30);
+        auto group = impatient_group(processes, "g", late ? kImpatientSeconds : 30);
         Tensor t = group->allocate({100'000}, float32), own;
         t.fill_(rank + 1.0);
         group->barrier().wait();
         if (rank == 0) {
           parallel::Work work = group->all_reduce(t);
           if (late) {  // gives up on a rank that does not come
-            require_error("waited 1 s in all_reduce", [&] { work.wait(); });
+            require_error(waited("all_reduce"), [&] { work.wait(); });
           } else {  // an exception leaves the function while the call is posted
             try {
               const auto leaves = std::move(group);
@@ -139,8 +146,8 @@ TEST_CASE("a silent rank is named with what it was last seen in") {
         require(e.rank() == 2, "rank of the error");
         require(std::string_view(e.what()).find("given up on rank 2") != std::string_view::npos ||
                     std::string_view(e.what()).find(
-                        "waited 1 s in barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of "
-                        "{7} float32)") != std::string_view::npos,
+                        waited("barrier (call 2) for rank 2 (last seen in all_reduce (sum, call 1) of {7} float32)")) !=
+                        std::string_view::npos,
                 e.what());
         throw;
       }
@@ -157,14 +164,14 @@ TEST_CASE("a rank that has started a call and does not work for it is told apart
         Tensor t = ones({1'000'000});
         const parallel::Work work = g->all_reduce(t);
         if (rank == 1) {
-          for (int i = 0; !over && i < 4000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          for (int i = 0; !over && i < 6000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
           require_error("given up on rank 1", [&] { work.wait(); });
           return;
         }
         require_error(
-            "rank 0 of 2: waited 1 s in all_reduce (sum, call 1) of {1000000} float32 for rank 1 (it has "
-            "started all_reduce (sum, call 1) of {1000000} float32, but has not waited for it or asked for it "
-            "since)",
+            "rank 0 of 2: " +
+                waited("all_reduce (sum, call 1) of {1000000} float32 for rank 1 (it has started all_reduce "
+                       "(sum, call 1) of {1000000} float32, but has not waited for it or asked for it since)"),
             [&] { work.wait(); });
         over = true;
       },
@@ -209,7 +216,7 @@ TEST_CASE("a silent peer of a message is named with what it was last seen in; no
     CAPTURE(processes);
     std::atomic<int> stage = 0;
     const auto wait_for = [&](int n) {
-      for (int i = 0; stage < n && i < 4000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      for (int i = 0; stage < n && i < 6000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       require(stage >= n, "the other rank has come so far");
     };
     const auto on_two = [&](const auto& body) {
@@ -223,8 +230,8 @@ TEST_CASE("a silent peer of a message is named with what it was last seen in; no
       g.barrier().wait();
       if (rank == 1) return wait_for(1);
       require_error(
-          "rank 0 of 2: waited 1 s in recv (from 1, call 3) of {4} float32 for rank 1 (last seen in barrier "
-          "(call 1)), which is stopped, slow",
+          "rank 0 of 2: " + waited("recv (from 1, call 3) of {4} float32 for rank 1 (last seen in barrier (call 1)), "
+                                   "which is stopped, slow"),
           [&] { g.recv(t, 1).wait(); });
       stage = 1;
     });
@@ -251,11 +258,10 @@ TEST_CASE("a silent peer of a message is named with what it was last seen in; no
         const parallel::Work work = g.recv(t, 1);
         stage = 1;
         wait_for(2);
-        require_error(
-            "rank 0 of 2: waited 1 s in recv (from 1, call 1) of {3000000} float32 for rank 1 (it has "
-            "started send (to 0, call 1) of {3000000} float32, but has not waited for it or asked for it "
-            "since)",
-            [&] { work.wait(); });
+        require_error("rank 0 of 2: " +
+                          waited("recv (from 1, call 1) of {3000000} float32 for rank 1 (it has started send (to 0, "
+                                 "call 1) of {3000000} float32, but has not waited for it or asked for it since)"),
+                      [&] { work.wait(); });
         const Tensor then = t.clone();
         require(t[0].item<double>() == 2 && t[2'999'999].item<double>() == 1, "a part has come");
         stage = 3;

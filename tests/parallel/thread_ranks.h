@@ -20,10 +20,18 @@ void on_ranks(int n, const Body& body) {
       {.nthreads = n});
 }
 
+// How long a rank waits for one that is silent on purpose, and so the longest that all others may be held up by the
+// machine.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr int kImpatientSeconds = 4;
+#else
+inline constexpr int kImpatientSeconds = 1;
+#endif
+
 /// A group of all ranks with a timeout of its own, over the memory that threads or that processes share. Called by each
 /// rank when all have joined: joining a loaded machine may take long.
 inline std::shared_ptr<parallel::ProcessGroup> impatient_group(bool processes, const char* name = "impatient",
-                                                               double timeout_seconds = 1) {
+                                                               double timeout_seconds = kImpatientSeconds) {
   parallel::GroupSetup setup{.store = parallel::t_thread_rank->store,
                              .name = name,
                              .world_rank = parallel::t_thread_rank->rank,
