@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror"]
@@ -73,7 +74,7 @@ def run_command(command, build):
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     # What mpirun wants to be told where there is but root, and fewer cores than ranks.
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                    "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     if command.startswith("mpirun ") and shutil.which("mpirun") is None:
         return "mpirun is not installed: not run\n"
     double = build / "tests/cuda/libtandem_cuda.so"
@@ -147,6 +148,11 @@ def checks(source, build, compiler, flags):
             yield f"{name}:{line}: {command}", functools.partial(run_command, command, build)
 
 
+def timed(check):
+    start = time.monotonic()
+    return check(), time.monotonic() - start
+
+
 def main():
     source, build = (pathlib.Path(a).resolve() for a in sys.argv[1:3])
     compiler, flags = shlex.split(sys.argv[3]), build_flags(build)
@@ -157,11 +163,12 @@ def main():
             failed += 1
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         flags = precompiled(pathlib.Path(folder), compiler, flags)
-        running = [(place, pool.submit(check)) for place, check in checks(source, build, compiler, flags)]
+        running = [(place, pool.submit(timed, check)) for place, check in checks(source, build, compiler, flags)]
         for place, result in running:
             print(place, flush=True)
             try:
-                print(result.result(), end="")
+                output, seconds = result.result()
+                print(f"{output}({seconds:.1f} s)", flush=True)
             except Failure as e:
                 print(e)
                 failed += 1

@@ -48,7 +48,7 @@ def quickstart(folder):
     same way."""
     log = folder / "log"
     settings = ["--no-shuffle", "--lr", 1e-3, "--log", log]
-    run("--epochs", 5, *settings)
+    run("--epochs", 5, "--threads", 1, *settings)
     first, *_, last = epochs(log)
     assert last["epoch"] == 5 and 0.640 <= last["test_accuracy"] <= 0.665, last
     assert 1.05 <= last["test_loss"] <= 1.11, last
@@ -62,7 +62,7 @@ def quickstart(folder):
 
 def adam(folder):
     log = folder / "log"
-    run("--epochs", 5, "--optimizer", "adam", "--log", log)
+    run("--epochs", 5, "--threads", 1, "--optimizer", "adam", "--log", log)
     last = epochs(log)[-1]
     assert last["test_accuracy"] > 0.865, last
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
@@ -72,7 +72,7 @@ def adam(folder):
 def modes(folder):
     """One device, DP and DDP go the same way."""
     losses = []
-    for i, mode in enumerate([(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]):
+    for i, mode in enumerate([("--threads", 1), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]):
         log = folder / f"log{i}"
         run("--epochs", 1, "--batch-size", 256, "--lr", 0.1, "--log", log, *mode)
         losses.append(epochs(log)[-1])
