@@ -13,4 +13,4 @@ meson setup $again build -Dtests=enabled -Dexamples=enabled "$@"
 ninja -C build
 say "Running the tests"
 # Many tests wait for processes more than they compute.
-meson test -C build --no-rebuild --print-errorlogs --num-processes $((2 * $(nproc)))
+MESON_TESTTHREADS=${MESON_TESTTHREADS:-$((2 * $(nproc)))} meson test -C build --no-rebuild --print-errorlogs
