@@ -45,8 +45,8 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  // Gloo's messages are slow; what a rank does with 1 or 3 of them is seen over the other groups too.
-  for (const int ranks : backend == "gloo" ? std::vector{2, 4} : std::vector{1, 2, 3, 4}) {
+  // Gloo's messages are slow where there are fewer cores than ranks, and its own tests have all numbers of ranks.
+  for (const int ranks : backend == "gloo" ? std::vector{3} : std::vector{1, 2, 3, 4}) {
     const int code = parallel::spawn([&](int, int) { all_cases(backend); }, {.nprocs = ranks});
     if (code != 0) return code;
   }
