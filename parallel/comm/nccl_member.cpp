@@ -205,7 +205,8 @@ void NcclMember::join(const std::shared_ptr<Flight>& flight) {
 
 void NcclMember::join_all() {
   const Lock lock(mutex_);
-  if (aborted_ || flights_.empty()) return;
+  // A stream that records cannot wait for what runs.
+  if (aborted_ || flights_.empty() || cuda::module("nccl").is_capturing(device().index())) return;
   flights_.back()->end.hold_up(device());
   for (const auto& flight : flights_) flight->joined = true;
 }
