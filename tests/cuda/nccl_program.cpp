@@ -90,6 +90,8 @@ void share_a_device(int rank, int) {
   auto net = std::make_shared<nn::LinearImpl>(2, 3);
   net->to(Device(DeviceType::cuda, rank));
   require_error("over shm, which serves tensors of the CPU", [&] { parallel::DistributedDataParallel ddp(net); });
+  require_error("but the ranks work together over shm, which serves tensors of the CPU",
+                [&] { (void)parallel::ZeroRedundancyOptimizer::make<optim::SGD>(net->parameters(), {.lr = 0.1}); });
   require_error("the backend shm works on tensors of the CPU, and nccl", [&] { parallel::all_reduce(t); });
   require_error("the backend shm works on tensors of the CPU",
                 [&] { (void)parallel::default_group()->allocate({2}, float32, t.device()); });

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 
+#include <bit>
 #include <cstdlib>
 
 namespace cuda_double {
@@ -23,7 +24,7 @@ CUDA_DOUBLE_UNSEEN void add_free() {
   constexpr size_t kBytes = 1 << 16;
   const long memory = syscall(SYS_mmap, nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == -1) std::abort();
-  auto* const signals = reinterpret_cast<Signal*>(memory);
+  auto* const signals = std::bit_cast<Signal*>(memory);
   for (size_t i = 0; i < kBytes / sizeof(Signal); ++i) {
     signals[i].next_free = free_signals;
     free_signals = &signals[i];

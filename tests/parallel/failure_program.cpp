@@ -140,7 +140,7 @@ std::string report(int rank, int ranks) {
     say(rank, "done");
     return {};
   } catch (const parallel::CommError& e) {
-    const std::string text = e.what();
+    std::string text = e.what();
     bool again = !parallel::is_initialized() || text.find("the ranks disagree") != std::string::npos;
     try {
       if (!again) parallel::barrier();  // throws at once, too
