@@ -98,7 +98,7 @@ class NcclMember {
     bool well = false;
   };
   End end_of(int peer) const;
-  // The next peer, of whom one is asked each time, where it has ended and something waits for it; -1.
+  // The next peer, of whom one is asked each time, where it has ended and something waits for it; else -1.
   int lost_peer(Lock& lock);
   bool is_waited_for(const Lock&, const void* before, const void* now);
   // Returns why it is aborted.
