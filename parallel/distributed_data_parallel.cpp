@@ -15,6 +15,7 @@
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/unused_parameters.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/trace.h>
@@ -311,6 +312,10 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     const trace::Span span("forward");
     const auto start = std::chrono::steady_clock::now();
     if (grad_enabled()) {
+      check(!synchronised || check_every == 0 || !cuda::capturing(), kName,
+            "rank {} of {}: the comparisons of check_every are made on the host, and a cuda::Graph would replay none; "
+            "wrap the model without it, and call check_consistency now and then, between replays",
+            group->rank(), group->size());
       check_unchanged();
       if (synchronised && broadcast_buffers && module->is_training()) send_buffers();
       if (synchronised && check_every > 0 && ++steps % check_every == 0) {
@@ -400,7 +405,17 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
         s.group->rank(), s.group->size());
   const Purpose purpose("the wrapping by DistributedDataParallel");
   NamedTensors trained;
-  for (const auto& [name, p] : module->named_parameters()) {
+  const std::pair<std::string, Tensor>* on_gpu = nullptr;
+  const NamedTensors parameters = module->named_parameters();
+  for (const auto& parameter : parameters) {
+    if (!parameter.second.device().is_cuda()) continue;
+    if (on_gpu == nullptr) on_gpu = &parameter;
+    check(parameter.second.device() == on_gpu->second.device(), kName,
+          "'{}' is on {} and '{}' on {}; a process works on one GPU: move the model there, and start more processes "
+          "instead",
+          on_gpu->first, on_gpu->second.device(), parameter.first, parameter.second.device());
+  }
+  for (const auto& [name, p] : parameters) {
     if (p.requires_grad()) trained.emplace_back(name, p);
     s.wrapped.push_back({name, p, p.shape(), p.dtype(), p.device(), p.requires_grad()});
     for (const DeviceId& id : options.device_ids)
@@ -413,7 +428,8 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   }
   check(!trained.empty(), kName, "no parameter requires grad, so there is nothing to average; use the module itself");
   verify_structure(*module, *s.group,
-                   {{"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
+                   {{"device", on_gpu != nullptr ? "a GPU" : "the CPU"},
+                    {"bucket_cap_mb", fmt::format("{}", options.bucket_cap_mb)},
                     {"find_unused_parameters", fmt::format("{}", options.find_unused_parameters)},
                     {"broadcast_buffers", fmt::format("{}", options.broadcast_buffers)},
                     {"reproducible_shards", fmt::format("{}", options.reproducible_shards)},

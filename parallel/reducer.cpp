@@ -12,6 +12,7 @@
 #include <tandem/parallel/bucket.h>
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/on_device.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/trace.h>
@@ -267,6 +268,12 @@ void Reducer::begin(FunctionRef<int()> lowest) {
   check(!s.armed, "DistributedDataParallel",
         "rank {} of {}: a backward of the model began inside another one of it; run them one after the other",
         s.group->rank(), s.group->size());
+  check(
+      !cuda::capturing() || (s.begun != Clock::time_point() && !s.rebuild && !s.rebuild_due), "DistributedDataParallel",
+      "rank {} of {}: a step is captured in a cuda::Graph too early: in the first two backwards the ranks compare "
+      "their "
+      "hooks and make buckets anew, which replays would not do; let every rank run two ordinary steps before capture()",
+      s.group->rank(), s.group->size());
   s.arm();
   try {
     const int rank = lowest();

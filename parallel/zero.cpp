@@ -124,10 +124,15 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
     optim::check_parameters(kName, parameters_);
     if (!parameters_.empty() && parameters_.front().device().is_cuda()) home_ = parameters_.front().device();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      check(share_memory(parameters_[i].device(), home_) && group_->serves(home_), kName,
-            "parameter {} is on {}, where the memory of a group over {}, beside parameter 0 on {}, cannot be; move the "
-            "model to the CPU, or to one GPU and use nccl",
-            i, parameters_[i].device(), group_->backend(), parameters_.front().device());
+      check(share_memory(parameters_[i].device(), home_), kName,
+            "parameter 0 is on {} and parameter {} on {}, but they are divided as one array; move the model to one "
+            "device",
+            home_, i, parameters_[i].device());
+    check(
+        group_->serves(home_), kName,
+        "the parameters are on {}, but the ranks work together over {}, which serves tensors of the CPU; leave out the "
+        "backend, or give \"nccl\"",
+        home_, group_->backend());
     plan();
     std::vector<Tensor> slices;
     for (const Place& place : places_) slices.push_back(place.slice);
@@ -139,7 +144,8 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
           kName, "the factory has not made its optimizer of the {} slices that it was given; use each once, in order",
           slices.size());
   });
-  std::vector<std::pair<std::string, std::string>> values{{"optimizer", local_->name()}};
+  std::vector<std::pair<std::string, std::string>> values{{"optimizer", local_->name()},
+                                                          {"device", home_.is_cuda() ? "a GPU" : "the CPU"}};
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     values.emplace_back(fmt::format("parameter {}", i),
                         fmt::format("{} {}", parameters_[i].dtype(), parameters_[i].shape()));

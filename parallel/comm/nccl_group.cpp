@@ -22,7 +22,7 @@ void keep_for_ever(Member member) { (void)new Member(std::move(member)); }
 // A collective on GPUs. See Note [Lost ranks on GPUs].
 class GpuWork final : public Work::State {
  public:
-  /// Without a flight the member is broken.
+  /// Without a flight the member is aborted or closed.
   GpuWork(Member member, Work host, std::shared_ptr<Flight> flight)
       : member_(std::move(member)), host_(std::move(host)), flight_(std::move(flight)) {}
   bool poll() override {
@@ -35,11 +35,14 @@ class GpuWork final : public Work::State {
     return !flight_ || member_->is_done(*flight_);
   }
   void wait() override {
-    if (!std::exchange(ended_, true)) try {
+    if (!ended_) {
+      try {
         end();
       } catch (...) {
         error_ = std::current_exception();
       }
+      ended_ = true;
+    }
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -48,7 +51,7 @@ class GpuWork final : public Work::State {
     try {
       host_.wait();
     } catch (...) {
-      member_->break_off(std::current_exception());
+      member_->abort(std::current_exception());
       throw;
     }
     member_->join(flight_);
@@ -72,7 +75,7 @@ class HostWork final : public Work::State {
     try {
       host_.wait();
     } catch (const CommError&) {
-      member_->break_off(std::current_exception());
+      member_->abort(std::current_exception());
       throw;
     }
     if (!fails_) member_->join_all();
@@ -149,7 +152,7 @@ Work NcclGroup::start_on_host(const Collective& c) {
   const bool fails = c.operation == Operation::fail;
   Work host = start_in(*host_, c);
   if (!member_ || !member_->connected() || is_message(c.operation)) return host;
-  if (fails) member_->refuse(c.message);
+  if (fails) member_->close(c.message);
   return Work(std::make_shared<HostWork>(member_, std::move(host), fails));
 }
 
@@ -195,7 +198,7 @@ Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
     flight = member_->launch(c, call, host);
   } catch (const CommError&) {  // which the member has kept, for the Work
   } catch (const Error& e) {
-    member_->break_off(std::make_exception_ptr(CommError(
+    member_->abort(std::make_exception_ptr(CommError(
         rank(), fmt::format("rank {} of {}: {} cannot be started: {}", rank(), size(), describe(call), e.what()))));
   }
   return Work(std::make_shared<GpuWork>(member_, std::move(host), std::move(flight)));

@@ -47,19 +47,20 @@ class NcclMember {
 
   Device device() const { return stream_.device(); }
   bool connected() const { return connected_; }
-  /// Connects all ranks, which have agreed to; CommError, and the member is broken, when one does not come.
+  /// Connects all ranks, which have agreed to; CommError, and the member is aborted, when one does not come.
   void connect(const Fingerprint& call);
-  /// Gives a collective to the GPU, after what the calling thread's stream has been given. Null when it is broken.
+  /// Gives a collective to the GPU, after what the calling thread's stream has been given. Null where it is aborted or
+  /// closed.
   std::shared_ptr<Flight> launch(const Collective& c, const Fingerprint& call, const Work& host);
-  /// The calling thread's stream goes on after the collective. Throws when the member is broken.
+  /// The calling thread's stream goes on after the collective. Throws when the member is aborted or closed.
   void join(const std::shared_ptr<Flight>& flight);
-  /// After all of them; nothing when the member is broken.
+  /// After all of them; nothing when the member is aborted.
   void join_all();
   bool is_done(const Flight& flight);
-  /// No collective can succeed any more. Of several errors the first one counts.
-  void break_off(const std::exception_ptr& error);
-  /// The same for calls to come, where this rank takes no part in one.
-  void refuse(const std::string& message);
+  /// No collective can succeed any more: ends those under way, on all ranks. Of several errors the first one counts.
+  void abort(const std::exception_ptr& error);
+  /// This rank takes no part in a collective: calls to come fail, and those under way go on.
+  void close(const std::string& message);
 
   /// Memory that NCCL reaches directly, on all ranks at once; null when it is short.
   void* allocate(std::size_t bytes);
@@ -68,24 +69,42 @@ class NcclMember {
   void release(void* memory) const { table_.release(device().index(), memory); }
 
  private:
+  // What is below `mutex_` is read and written while it is held. A function that takes a Lock is called with it held;
+  // one that takes it without const opens it meanwhile, to wait or to ask the store, so that others may have aborted or
+  // launched when it returns.
   using Lock = std::unique_lock<std::mutex>;
+  class Opened;
+
   int size() const { return static_cast<int>(setup_.ranks.size()); }
-  // Waits until what was begun has ended, while the lock is open.
+  std::vector<int> others() const;
+  // Gives it to the stream, without the lock before and after; false where it is aborted or closed.
+  bool give(const Collective& c, const Fingerprint& call);
+  // Waits until what was begun has ended.
   void settle(Lock& lock, const Fingerprint& call);
-  // Waits until all that was launched is done, or the member broken, while the lock is open.
+  // Waits until all that was launched is done, or it is aborted.
   void drain(Lock& lock) const;
-  void check_broken() const {
-    if (broken_) std::rethrow_exception(broken_);
+  void check_usable(const Lock&) const {
+    if (aborted_) std::rethrow_exception(aborted_);
   }
   void tell_others(const std::exception_ptr& error) const;
-  bool busy() const { return link_ && !broken_ && (captured_ || !flights_.empty()); }
+  bool busy(const Lock&) const { return link_ && !aborted_ && (captured_ || !flights_.empty()); }
   void watch();
   void look(Lock& lock);
-  // Explains what has gone wrong, while the lock is open, and breaks off.
-  void give_up(Lock& lock, std::vector<int> peers, bool late, const std::string& text, const Fingerprint& call);
-  // The next peer, of whom one is asked each time, when it is lost.
+  // Explains what has gone wrong, and aborts.
+  void give_up(Lock& lock, const std::vector<int>& peers, bool late, const std::string& text, const Fingerprint& call);
+  // A peer that has ended, as far as the store tells; one that has ended well may have done its part.
+  struct End {
+    int peer = -1;
+    bool well = false;
+  };
+  End end_of(int peer) const;
+  // The next peer, of whom one is asked each time, where it has ended and something waits for it; else -1.
   int lost_peer(Lock& lock);
-  std::exception_ptr stop(std::exception_ptr error);
+  bool is_waited_for(const Lock&, const void* before, const void* now);
+  // Returns why it is aborted.
+  std::exception_ptr abort_now(const Lock& lock, std::exception_ptr error);
+  // Ends the communicator; what the calling thread's stream is given from now on comes after all that it has done.
+  void abort_link(const Lock& lock);
   void finish();
 
   const GroupSetup setup_;
@@ -94,16 +113,22 @@ class NcclMember {
   const cuda::OwnStream stream_;
   // What graphs ask before they replay collectives that were captured: false once none can succeed.
   const std::shared_ptr<std::atomic<bool>> usable_ = std::make_shared<std::atomic<bool>>(true);
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::unique_ptr<NcclLink> link_;
   std::deque<std::shared_ptr<Flight>> flights_;
-  std::exception_ptr broken_ = nullptr, refused_ = nullptr;
-  bool connected_ = false, captured_ = false, ending_ = false;
+  std::exception_ptr aborted_ = nullptr;  // why the communicator was aborted: every call throws it
+  std::exception_ptr closed_ = nullptr;   // why nothing more is launched, while what was launched goes on
+  std::atomic<bool> connected_ = false;   // which can be asked without the lock
+  bool captured_ = false;                 // some collectives are in graphs, which run without being seen here
+  bool in_capture_ = false;               // the last one is: the stream may still record
+  bool ending_ = false;
   int asked_ = 0;                  // the peer whose end was looked for last
+  Fingerprint last_ = {};          // the last call
   const void* doubted_ = nullptr;  // what waited when a peer that has ended well was seen
   double doubted_since_ = 0;
-  Fingerprint last_ = {};  // the last call
+  cuda::Moment doubted_moment_ = {};  // what the device had been given by then, where graphs wait
   std::thread watchdog_;
 };
 

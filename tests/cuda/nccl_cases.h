@@ -14,6 +14,11 @@ void gpu_order_cases(parallel::ProcessGroup& group, Device device);
 void gpu_memory_cases(parallel::ProcessGroup& group, Device device);
 /// Training with DistributedDataParallel gives the losses of one process on the CPU.
 void gpu_training_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
+/// Steps of training that are captured in a graph and replayed give the parameters of the same steps without one; what
+/// cannot be captured is an error that leaves all usable.
+void gpu_graph_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
+/// Parameters on several devices, and ranks whose models are on other kinds of devices. For two ranks.
+void gpu_device_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
 /// Ranks that disagree, and one that takes no part: the group works on for the CPU alone. The last cases of a group.
 void gpu_error_cases(parallel::ProcessGroup& group, Device device);
 

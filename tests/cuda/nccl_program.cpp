@@ -23,8 +23,10 @@ void cases_of(const std::shared_ptr<parallel::ProcessGroup>& group, Device devic
   test::gpu_memory_cases(*group, device);
   test::gpu_order_cases(*group, device);
   test::gpu_training_cases(group, device);
+  if (group->size() == 2) test::gpu_graph_cases(group, device);
   test::collective_cases_of(*group, float32, 100);  // on the CPU
   test::gpu_error_cases(*group, device);
+  if (group->size() == 2) test::gpu_device_cases(group, device);
 }
 
 void run(int rank, int ranks) {
@@ -88,6 +90,8 @@ void share_a_device(int rank, int) {
   auto net = std::make_shared<nn::LinearImpl>(2, 3);
   net->to(Device(DeviceType::cuda, rank));
   require_error("over shm, which serves tensors of the CPU", [&] { parallel::DistributedDataParallel ddp(net); });
+  require_error("but the ranks work together over shm, which serves tensors of the CPU",
+                [&] { (void)parallel::ZeroRedundancyOptimizer::make<optim::SGD>(net->parameters(), {.lr = 0.1}); });
   require_error("the backend shm works on tensors of the CPU, and nccl", [&] { parallel::all_reduce(t); });
   require_error("the backend shm works on tensors of the CPU",
                 [&] { (void)parallel::default_group()->allocate({2}, float32, t.device()); });

@@ -1,7 +1,9 @@
 // DistributedDataParallel on GPUs against one process on the CPU.
 #include <cmath>
+#include <optional>
 
 #include <tandem/tandem.h>
+#include <tandem/tensor/cuda_graph.h>
 #include <tandem/tests/cuda/nccl_cases.h>
 #include <tandem/tests/parallel/collective_cases.h>
 
@@ -61,7 +63,60 @@ void compare(const Group& group, Device device, std::int64_t rows, const Options
   parallel::check_consistency(ddp, optimizer, group);
 }
 
+// A model, its wrapper and its optimizer, whose step reads fixed tensors.
+struct Trainer {
+  Trainer(const Group& group, Device device, parallel::DistributedDataParallelOptions options, bool by_loss)
+      : x(zeros({4, 6}, {.device = device})), y(zeros({4}, {.dtype = int64, .device = device})), whole(by_loss) {
+    net->to(device);
+    options.process_group = group;
+    ddp.emplace(net, options);
+    optimizer.emplace(net->parameters(), optim::AdamOptions{.lr = 1e-2});
+  }
+  void set_batch(int step, const Group& group) {
+    x.copy_(part(rows_of(step, 4 * group->size()), group));
+    y.copy_(part(labels_of(step, 4 * group->size()), group));
+  }
+  void operator()() {
+    optimizer->zero_grad();
+    Tensor loss = whole ? ddp->loss(criterion, x, y) : criterion((*ddp)(x), y);
+    loss.backward();
+    optimizer->step();
+  }
+  std::shared_ptr<nn::SequentialImpl> net = make_net(1);
+  std::optional<parallel::DistributedDataParallel> ddp;
+  std::optional<optim::Adam> optimizer;
+  nn::CrossEntropyLoss criterion;
+  Tensor x, y;
+  bool whole;
+};
+
 }  // namespace
+
+void gpu_graph_cases(const Group& group, Device device) {
+  const parallel::DistributedDataParallelOptions many{.bucket_cap_mb = 1e-4, .first_bucket_mb = 1e-4};
+  for (const bool by_loss : {false, true}) {
+    Trainer plain(group, device, many, by_loss), captured(group, device, many, by_loss);
+    cuda::Graph graph(device);
+    for (int step = 0; step < 8; ++step) {
+      plain.set_batch(step, group);
+      captured.set_batch(step, group);
+      plain();
+      if (step < 2)
+        require_error("is captured in a cuda::Graph too early", [&] { graph.capture([&] { captured(); }); });
+      if (step == 3) graph.capture([&] { captured(); });
+      step < 3 ? captured() : graph.replay();
+    }
+    for (std::size_t i = 0; i < plain.net->parameters().size(); ++i)
+      require(same_bits(captured.net->parameters()[i].to(Device()), plain.net->parameters()[i].to(Device())),
+              "replayed steps have the bits of plain ones");
+    parallel::check_consistency(*captured.ddp, *captured.optimizer, group);
+  }
+  Trainer guarded(group, device, {.check_every = 5}, false);
+  for (int step = 0; step < 3; ++step) guarded();
+  cuda::Graph graph(device);
+  require_error("wrap the model without it, and call check_consistency", [&] { graph.capture([&] { guarded(); }); });
+  for (int step = 0; step < 3; ++step) guarded();
+}
 
 void gpu_training_cases(const Group& group, Device device) {
   const parallel::DistributedDataParallelOptions one_bucket{.process_group = group};
@@ -78,6 +133,26 @@ void gpu_training_cases(const Group& group, Device device) {
       net->to(device);
       parallel::DistributedDataParallel(net, {.process_group = group, .reproducible_shards = 4});
     });
+}
+
+void gpu_device_cases(const Group& group, Device device) {
+  const auto wrap = [&](const std::shared_ptr<nn::SequentialImpl>& net) {
+    parallel::DistributedDataParallel(net, {.process_group = group});
+  };
+  const auto divide = [&](const std::vector<Tensor>& parameters) {
+    (void)parallel::ZeroRedundancyOptimizer::make<optim::SGD>(parameters, {.lr = 0.1}, group);
+  };
+  nn::Linear first(2, 3), second(3, 2);
+  const auto both = std::make_shared<nn::SequentialImpl>(first, second);
+  if (group->rank() == 0) both->to(device);
+  require_error("rank 0 has option device: a GPU, where rank 1 has option device: the CPU", [&] { wrap(both); });
+  require_error("rank 0 has device: a GPU, where rank 1 has device: the CPU", [&] { divide(both->parameters()); });
+  first->to(device);
+  second->to(Device(DeviceType::cuda, (device.index() + 1) % 4));
+  require_error(fmt::format("'0.weight' is on {} and '1.weight' on", device), [&] { wrap(both); });
+  require_error(fmt::format("parameter 0 is on {} and parameter 2 on", device), [&] { divide(both->parameters()); });
+  second->to(Device());
+  require_error("divided as one array; move the model to one device", [&] { divide(both->parameters()); });
 }
 
 }  // namespace tandem::test

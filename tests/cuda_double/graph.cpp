@@ -111,6 +111,7 @@ cudaError_t Capture::end(cudaStream_t stream, std::shared_ptr<const Plan>& plan)
   auto keep = shared_from_this();
   for (cudaStream_t captured : streams_) captured->capture = nullptr;
   streams_.clear();
+  active_.store(false, std::memory_order_relaxed);
   if (!valid()) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return reject(cudaErrorStreamCaptureUnjoined, "cudaStreamEndCapture: a stream was not joined again");
   plan = std::move(plan_);
@@ -123,6 +124,7 @@ void Capture::leave(cudaStream_t stream) {
   if (stream == streams_.front()) {
     for (cudaStream_t captured : streams_) captured->capture = nullptr;
     streams_.clear();
+    active_.store(false, std::memory_order_relaxed);
   } else {
     std::erase(streams_, stream);
   }

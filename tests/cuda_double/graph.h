@@ -48,7 +48,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
 
   void invalidate() { valid_.store(false, std::memory_order_relaxed); }
   bool valid() const { return valid_.load(std::memory_order_relaxed); }
-  bool active() const { return !streams_.empty(); }
+  bool active() const { return active_.load(std::memory_order_relaxed); }
   bool forbids_thread(cudaStreamCaptureMode of_thread) const;
   unsigned long long id() const { return id_; }
 
@@ -62,7 +62,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   cudaStreamCaptureMode mode_;
   std::thread::id thread_ = std::this_thread::get_id();
   unsigned long long id_;
-  std::atomic<bool> valid_{true};
+  std::atomic<bool> valid_{true}, active_{true};  // other threads look, too
   std::vector<cudaStream_t> streams_;
   std::vector<Lane> lanes_;
   std::shared_ptr<Plan> plan_ = std::make_shared<Plan>();

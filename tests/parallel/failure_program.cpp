@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include <tandem/tandem.h>
+#include <tandem/tensor/fault.h>
 
 using namespace tandem;
 
@@ -90,6 +91,14 @@ void call(const std::string& what, bool odd) {
     odd ? parallel::broadcast(t, 0) : parallel::barrier();
   } else if (what == "one-less") {  // the others call once more
     for (int i = 0; i < (odd ? 2 : 3); ++i) parallel::all_reduce(t);
+  } else if (what == "behind") {  // the ranks have agreed, and rank 0's GPU comes later; its end is the point "step"
+    Tensor busy = ones({2'000'000}, here);
+    parallel::all_reduce(t);
+    parallel::barrier();
+    for (int i = 0; i < 200 && parallel::rank() == 0; ++i) busy.add_(1.0);
+    parallel::all_reduce(t);
+    fault::point(fault::Point::step);
+    (void)t.to(Device());
   } else {
     fail("failure_program", "unknown call '{}'", what);
   }
@@ -131,7 +140,7 @@ std::string report(int rank, int ranks) {
     say(rank, "done");
     return {};
   } catch (const parallel::CommError& e) {
-    const std::string text = e.what();
+    std::string text = e.what();
     bool again = !parallel::is_initialized() || text.find("the ranks disagree") != std::string::npos;
     try {
       if (!again) parallel::barrier();  // throws at once, too

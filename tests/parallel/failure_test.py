@@ -118,6 +118,7 @@ CASES = [
     Case("another collective", error=f"lost [02] .*{DISAGREE}", program=("another-collective",), backends="shm gloo thread"),
     Case("another order", error=f"lost [02] .*{DISAGREE}", program=("another-order",), backends="shm gloo thread"),
     Case("another shape", error=f"lost [02] .*{DISAGREE}", program=("another-shape",), backends="shm gloo thread"),
+    Case("its GPU behind", "kill rank=0 step=1", 0, KILLED, program=("behind",), backends="nccl"),
     Case("a call less", error=f"lost [02] .*{DISAGREE}", program=("one-less",), backends="shm gloo thread"),
     # Shared memory full: as a limit on the size of files, which it is to the system.
     Case("no memory for a group", error=r"error \[shm\] \d+ bytes of shared memory for 3 ranks cannot be had: File too large",
@@ -366,7 +367,7 @@ if BACKEND == "faults":
 else:
     # With nccl all is as over a group of processes; what its own memory lacks is tested elsewhere.
     like = "gloo" if BACKEND == "nccl" else BACKEND
-    runs = [(case, launch) for case in CASES if like in case.backends.split()
+    runs = [(case, launch) for case in CASES if {like, BACKEND} & set(case.backends.split())
             for launch in (["threads"] if BACKEND == "thread" else case.on.split())]
     for case, launch in runs:
         if not case.silent:

@@ -21,9 +21,9 @@ CHECK, PROGRAM, TANDEM_RUN = sys.argv[1:4]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TANDEM_CPU_DEVICES")}
 
 
-def run(*arguments, launcher=(), expect=0):
+def run(*arguments, launcher=(), expect=0, **more):
     command = [*launcher, PROGRAM, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | more, timeout=240)
     assert done.returncode == expect, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -181,8 +181,8 @@ def reproducible(folder):
 
 
 def cuda(folder):
-    """A GPU gives the CPU's losses, alone and with DataParallel. The environment names the module, which may be that of
-    a double of CUDA, and so slow: few rows."""
+    """GPUs give the CPU's losses in every mode, and a rank that dies is named. The environment names the modules, which
+    may be those of a double of CUDA, and so slow: few rows."""
     numbers = random.Random(1)
     for name, rows in (("train", 90), ("t10k", 20)):
         for kind, sizes, top in (("images-idx3", [rows, 28, 28], 256), ("labels-idx1", [rows], 10)):
@@ -190,21 +190,26 @@ def cuda(folder):
             values = bytes(numbers.randrange(top) for _ in range(math.prod(sizes)))
             (folder / f"{name}-{kind}-ubyte").write_bytes(header + values)
     settings = ["--epochs", 2, "--batch-size", 30, "--data", folder]
-    for optimizer in (["--lr", 0.05, "--momentum", 0.9], ["--optimizer", "adam"]):
-        losses = {}
-        for mode in ((), ("--device", "cuda"), ("--device", "cuda", "--parallel", "dp", "--devices", 2)):
+    two = (TANDEM_RUN, "-n", "2")
+    dp, ddp = ["--device", "cuda", "--parallel", "dp"], ["--device", "cuda", "--parallel", "ddp"]
+    modes = [([], (), ""), (["--device", "cuda"], (), ": cuda:0"), (["--device", "cuda", "--graph"], (), ": cuda:0"),
+             ([*dp, "--devices", 2], (), "DataParallel on 2 devices"),
+             (ddp, two, "DistributedDataParallel on 2 processes (nccl)")]
+    for optimizer, tried in ((["--lr", 0.05, "--momentum", 0.9], modes[:2]), (["--optimizer", "adam"], modes)):
+        losses = []
+        for mode, launcher, shown in tried:
             log, file = folder / "log", folder / "file"
-            output = run(*settings, *optimizer, *mode, "--log", log, "--save", file)
-            assert ("cuda:0" in output) == (len(mode) == 2), output
-            assert ("DataParallel on 2 devices" in output) == (len(mode) > 2), output
-            losses[mode] = [e[kind] for e in epochs(log) for kind in ("train_loss", "test_loss")]
-        assert losses[()][2] < losses[()][0], losses
-        for found in losses.values():
-            assert all(abs(a - b) < 1e-5 * b for a, b in zip(found, losses[()], strict=True)), losses
+            output = run(*settings, *optimizer, *mode, "--log", log, "--save", file, launcher=launcher)
+            assert shown in output, output
+            losses.append([e[kind] for e in epochs(log) for kind in ("train_loss", "test_loss")])
+        assert losses[0][2] < losses[0][0], losses
+        for found in losses:
+            assert all(abs(a - b) < 1e-5 * b for a, b in zip(found, losses[0], strict=True)), losses
+    output = run(*settings, *ddp, launcher=two, expect=137, TANDEM_FAULT="kill rank=1 step=4")
+    assert "[0] rank 0 of 2: rank 1 was killed by signal 9 (Killed) while this rank waited in " in output, output
     # A file of one device goes on on another.
     done = run("--epochs", 3, *settings[2:], "--optimizer", "adam", "--resume", file, "--log", folder / "log")
     assert "resumed from" in done and epochs(folder / "log")[-1]["epoch"] == 3, done
-    dp = ["--device", "cuda", "--parallel", "dp"]
     output = run(*settings, *dp, "--devices", 60, expect=1)
     assert "--devices 60: there are" in output and "CUDA devices; give 1 to" in output, output
     output = run(*settings, *dp, "--reproducible", 4, expect=2)
