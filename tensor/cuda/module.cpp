@@ -7,6 +7,7 @@
 #include <tandem/tensor/cuda/cublas_lt.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/graph.h>
+#include <tandem/tensor/cuda/pinned.h>
 #include <tandem/tensor/cuda/runtime.h>
 
 namespace tandem::cuda {

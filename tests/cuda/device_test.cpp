@@ -2,12 +2,15 @@
 #include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <vector>
 
 #include <tandem/autograd/functions.h>
 #include <tandem/data/loader.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda/module.h>
 
 namespace tandem {
 namespace {
@@ -60,6 +63,33 @@ TEST_CASE("cuda: pinned memory") {
     const Tensor other = cuda::pin_memory(x * 0);
     CHECK(y.to_vector<float>() == (x + static_cast<float>(i)).to_vector<float>());
   }
+}
+
+TEST_CASE("cuda: pinned memory is used again for near sizes, and too much that is unused is given back") {
+  const cuda::Module& m = cuda::module("test");
+  empty_cache();
+  void* const first = m.allocate_pinned(100'000);
+  m.release_pinned(first);
+  void* const second = m.allocate_pinned(99'000);
+  CHECK(second == first);
+  m.release_pinned(second);
+  const auto held = [&](const std::vector<void*>& blocks) {  // by the allocator, of blocks that are given back to it
+    return std::count_if(blocks.begin(), blocks.end(), m.is_pinned);
+  };
+  constexpr int64_t kLarge = int64_t{64} << 20;  // bytes; the limit is four of these
+  std::vector<void*> blocks(4);
+  for (void*& block : blocks) block = m.allocate_pinned(kLarge);
+  Tensor copied = cuda::pin_memory(zeros({kLarge / 4}));
+  const Tensor y = copied.to(kFirst, true);
+  blocks.push_back(copied.raw().data);
+  copied = {};
+  for (int i = 0; i < 4; ++i)
+    m.release_pinned(blocks[static_cast<std::size_t>(i)]);  // the oldest is still being copied
+  CHECK(held(blocks) == 4);
+  CHECK_FALSE(m.is_pinned(blocks.back()));
+  CHECK(sum(y).item<float>() == 0);
+  empty_cache();
+  CHECK(held(blocks) == 0);
 }
 
 TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their copies go on beside the loader") {
