@@ -15,7 +15,7 @@ namespace {
 struct Pool {
   std::once_flag once;
   cudaMemPool_t pool = nullptr;
-  std::atomic<std::size_t> in_use{0}, peak{0};
+  std::atomic<std::size_t> in_use{0}, peak{0}, workspaces{0};
 };
 
 Pool& pool(int device) {
@@ -40,9 +40,9 @@ std::size_t reserved(Pool& p, int device) {
   std::size_t free = 0, total = 0;
   (void)cudaMemGetInfo(&free, &total);
   fail("allocate",
-       "out of memory on {}: {} bytes were asked for; tensors use {}, the pool holds {}, and {} of the device's {} are "
-       "free; use a smaller batch or model",
-       device, bytes, p.in_use.load(), reserved(p, device.index()), free, total);
+       "out of memory on {}: {} bytes were asked for; tensors use {}, the workspaces of products {}, the pool holds "
+       "{}, and {} of the device's {} are free; use a smaller batch or model",
+       device, bytes, p.in_use.load(), p.workspaces.load(), reserved(p, device.index()), free, total);
 }
 
 // Null when the device has no memory left.
@@ -92,6 +92,20 @@ void release(Device device, void* data, std::size_t bytes) {
   } catch (const std::exception&) {
     return;
   }
+}
+
+void* allocate_workspace(Device device, std::size_t bytes) {
+  const cudaStream_t stream = use(device);
+  Pool& p = pool(device.index());
+  void* const data = allocate_in_order(p, bytes, stream);
+  if (data == nullptr) out_of_memory(device, bytes, p);
+  p.workspaces += bytes;
+  return data;
+}
+
+void release_workspace(int device, void* data, std::size_t bytes, cudaStream_t stream) {
+  pool(device).workspaces -= bytes;
+  (void)cudaFreeAsync(data, stream);
 }
 
 MemoryStats memory_stats(int device) {

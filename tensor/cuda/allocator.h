@@ -14,6 +14,11 @@ void reset_peak_memory(int device);
 void empty_cache();
 void empty_cache(int device);
 
+/// Memory for products, in the order of the calling thread's stream; not counted as the tensors'.
+void* allocate_workspace(Device device, std::size_t bytes);
+/// In the order of a stream of the device. Never throws.
+void release_workspace(int device, void* data, std::size_t bytes, cudaStream_t stream);
+
 /// Memory of a device that is freed in the order of the calling thread's stream when this goes.
 class Scratch {
  public:

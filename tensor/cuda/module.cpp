@@ -82,6 +82,7 @@ void* new_stream(int device) {
 void release_stream(int device, void* stream) {
   if (forked()) return;
   (void)cudaSetDevice(device);
+  forget_stream(device, static_cast<cudaStream_t>(stream));
   (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream));
 }
 

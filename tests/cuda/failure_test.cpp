@@ -184,7 +184,9 @@ const Child kMemory("memory", [] {
       in_forward |= how.starts_with("forward");
       in_backward |= how.starts_with("backward");
       if (!contains(how, "[allocate] out of memory on cuda:0: ") ||
-          !contains(how, " bytes were asked for; tensors use ") || !contains(how, "free; use a smaller batch or model"))
+          !contains(how, " bytes were asked for; tensors use ") ||
+          !contains(how, ", the workspaces of products 0, the pool holds ") ||
+          !contains(how, "free; use a smaller batch or model"))
         tell(how);
     }
     if (const std::size_t after = memory_stats(kFirst).in_use; after != before)
