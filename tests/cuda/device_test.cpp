@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include <tandem/autograd/functions.h>
@@ -108,6 +109,31 @@ TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their co
   }
   for (auto& [x] : data::DataLoader(data::TensorDataset(numbers.to(kFirst)), {.batch_size = 500, .pin_memory = true}))
     CHECK(x.device() == kFirst);  // what lies on a device stays there
+}
+
+TEST_CASE("cuda: counted numbers, unit matrices and one-hot labels have the CPU's bits") {
+  const auto same = [](auto&& make) {
+    const Tensor on_device = make(TensorOptions{.device = kSecond}), on_host = make(TensorOptions{});
+    CHECK(on_device.device() == kSecond);
+    CHECK(equal(on_device.to("cpu"), on_host));
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const DType dtype : {boolean, uint8, int32, int64, float16, bfloat16, float32, float64}) {
+    CAPTURE(dtype);
+    const auto with_type = [dtype](TensorOptions options) {
+      options.dtype = dtype;
+      return options;
+    };
+    same([&](const TensorOptions& o) { return arange(100, with_type(o)); });
+    same([&](const TensorOptions& o) { return arange(0, 30, 0.1, with_type(o)); });
+    for (const int n : {0, 1, 2, 9}) same([&](const TensorOptions& o) { return eye(n, with_type(o)); });
+  }
+  same([](const TensorOptions& o) { return arange(7, -20, -4, o); });
+  same([](const TensorOptions& o) { return arange(0.7, -3.1, -0.013, o); });
+  same([](const TensorOptions& o) { return arange(-kMost, kMost, kMost / 3, o); });
+  same([](const TensorOptions& o) { return arange(5, 5, 1, o); });
+  same([](const TensorOptions& o) { return one_hot(tensor({3, 0, 2, 2}, {.device = o.device}), 4); });
+  CHECK(eye(2, {.device = kFirst, .requires_grad = true}).requires_grad());
 }
 
 TEST_CASE("cuda: pointwise operations") {
