@@ -142,6 +142,23 @@ TEST_CASE("cuda: pointwise operations") {
   CHECK_CLOSE(on_device.to("cpu"), (x * 2 + y) / exp(y), 1e-6);
 }
 
+TEST_CASE("cuda: tensors of different devices are an error that names the function and both devices") {
+  const Tensor a = ones({2, 2}, {.device = kFirst}), b = ones({2, 2});
+  const std::string both = fmt::format("tensors are on different devices: {} and cpu:0; move one with .to", kFirst);
+  const auto refused = [&](const std::string& op, auto&& body) {
+    CHECK_ERROR(body(), ("[" + op + "] ").c_str(), both.c_str());
+  };
+  refused("allclose", [&] { (void)allclose(a, b); });
+  refused("allclose", [&] { (void)allclose(a, ones({3})); });
+  refused("equal", [&] { (void)equal(a, b); });
+  refused("stack", [&] { stack({a, b}); });
+  refused("cat", [&] { cat({a, b}); });
+  refused("mse_loss", [&] { mse_loss(a, b); });
+  refused("add", [&] { a + b; });
+  refused("where", [&] { where(a > 0, a, b); });
+  refused("linear", [&] { linear(a, b); });
+}
+
 TEST_CASE("cuda: memory statistics and running out") {
   const MemoryStats before = memory_stats(kSecond);
   {
