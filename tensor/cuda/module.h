@@ -86,6 +86,8 @@ using Entry = const Module*(const Host& host);
 
 /// The module, or null with the reason why it cannot be opened.
 const Module* find_module(std::string& reason);
+/// Number of devices, also where they can be used no more: in a forked process, after a fault. The driver is asked once.
+int existing_devices();
 /// The module; Error that says why there is none.
 const Module& module(std::string_view op);
 

@@ -368,6 +368,15 @@ TEST_CASE("cuda: actions of the host at each replay, before its work, in the ord
   CHECK(x.item<int>() == 2);
 }
 
+TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") {
+  Tensor w = ones({3}, {.device = kDevice, .requires_grad = true}), loss;
+  cuda::Graph graph;
+  graph.capture([&] { loss = sum(exp(w)); });
+  graph.replay();
+  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "a replay changes what its graph computes",
+              "capture the backward with it");
+}
+
 TEST_CASE("cuda: tensors that are made in a capture") {
   Tensor labels = tensor({2, 0}, {.device = kDevice}), made;
   cuda::Graph graph;
