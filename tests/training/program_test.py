@@ -178,12 +178,17 @@ def cuda(folder):
         assert losses[()][2] < losses[()][0], losses
         for found in losses.values():
             assert all(abs(a - b) < 1e-5 * b for a, b in zip(found, losses[()], strict=True)), losses
+    assert "cuda:1" in run(*settings, *optimizer, "--device", "cuda:1", "--graph", "--log", log)
+    again = [e[kind] for e in epochs(log) for kind in ("train_loss", "test_loss")]
+    assert all(abs(a - b) < 1e-5 * b for a, b in zip(again, losses[()], strict=True)), (again, losses)
     # A file of one device goes on on another.
     done = run("--epochs", 3, *settings[2:], "--optimizer", "adam", "--resume", file, "--log", folder / "log")
     assert "resumed from" in done and epochs(folder / "log")[-1]["epoch"] == 3, done
     dp = ["--device", "cuda", "--parallel", "dp"]
     output = run(*settings, *dp, "--devices", 60, expect=1)
     assert "--devices 60: there are" in output and "CUDA devices; give 1 to" in output, output
+    output = run(*settings, "--device", "cuda:60", expect=1)
+    assert "cuda:60 does not exist: CUDA devices are cuda:0 to cuda:" in output, output
     output = run(*settings, *dp, "--reproducible", 4, expect=2)
     assert "--reproducible: is for --device cpu" in output, output
     ENVIRONMENT["TANDEM_CUDA_MODULE"] = str(folder / "none.so")
@@ -196,6 +201,10 @@ def mistakes(folder):
     cases = [
         (["--data", folder], 1, "dataset-fashion-mnist"),
         (["--device", "cuda"], 1, 'use "cpu"'),
+        (["--device", "gpu"], 2, "--device: is gpu; give cpu, cuda, or one of several as cuda:1"),
+        (["--device", "cuda:1", "--parallel", "dp"], 2, "cuda:1 is one device, and --parallel dp takes several"),
+        (["--device", "cuda:0", "--parallel", "ddp", "--nproc", 2], 2, "in CUDA_VISIBLE_DEVICES"),
+        (["--device", "cpu:7"], 1, "cpu:7 does not exist"),
         (["--parallel", "ddp"], 1, "tandem-run -n 2"),
         (["--nproc", 2], 2, "--parallel ddp"),
         (["--comm-hook", "fp16"], 2, "--parallel ddp"),
