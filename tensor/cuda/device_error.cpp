@@ -66,7 +66,7 @@ void throw_errors_of_values(Device device) {
       fail_range(found->check, found->number, found->position);
     } catch (const Error& e) {
       throw Error(fmt::format("{}; found on {}{}", e.what(), Device(DeviceType::cuda, other),
-                              found->check.of_labels() ? ", which counts the rows of its part" : ""));
+                              found->check.of_labels() ? ", whose rows are counted" : ""));
     }
   }
 }

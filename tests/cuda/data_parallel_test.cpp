@@ -92,7 +92,7 @@ TEST_CASE("cuda: a wrong label in any replica's part is an error where the loss 
     const Tensor loss = model.loss(criterion, randn({8, 12}).to("cuda:0"), labels.to("cuda:0"));
     loss.backward();
     const std::string row = fmt::format("[cross_entropy] label 5 at row {} is out of range", row_of_all % 2);
-    const std::string where = fmt::format("; found on cuda:{}, which counts the rows of its part", row_of_all / 2);
+    const std::string where = fmt::format("; found on cuda:{}, whose rows are counted", row_of_all / 2);
     CHECK_ERROR(loss.item<double>(), row.c_str(), row_of_all < 2 ? "ignore_index" : where.c_str());
   }
   CHECK_ERROR(memory_stats("cuda:9"), "[memory_stats] cuda:9 does not exist");
