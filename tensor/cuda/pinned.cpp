@@ -67,6 +67,8 @@ void give_back(bool all) {
 }  // namespace
 
 void* allocate_pinned(std::size_t bytes) {
+  // Nor can the events of a block that is there be asked then.
+  check_no_capture("pin_memory", "page-locked memory cannot be made while a graph is captured; make it before");
   const std::size_t size = size_class(bytes);
   Cache& c = cache();
   {
@@ -80,7 +82,6 @@ void* allocate_pinned(std::size_t bytes) {
       return const_cast<char*>(address);
     }
   }
-  check_no_capture("pin_memory", "page-locked memory cannot be made while a graph is captured; make it before");
   use(0);
   void* data = nullptr;
   cudaError_t status = cudaHostAlloc(&data, size, cudaHostAllocPortable);
