@@ -97,8 +97,7 @@ void check_unavailable(const Variables& variables, const std::vector<std::string
         "[pin_memory] page-locked memory is CUDA's, which cannot be used: {1}\n",
         "[set_allow_tf32] CUDA cannot be used: {1}\n", "[synchronize] {0} does not exist: {1}; use \"cpu\"\n",
         "[properties] {0} does not exist: {1}; use \"cpu\"\n",
-        "[DataLoader] pin_memory is for copies to a CUDA device, and there is none: {1}; leave it "
-        "out\n"})
+        "[DataLoader] pin_memory is for copies to a CUDA device, and there is none: {1}; leave it out\n"})
     expected += fmt::format(fmt::runtime(op), "cuda:0", reason);
   CHECK(found.text == expected);
 }
