@@ -176,8 +176,10 @@ const Tensor& Saved::get(const char* op) const {
     check(
         tensor_.version() == version_, op,
         "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
-        "out-of-place operation, or clone() before changing it",
-        tensor_.shape(), tensor_.version() - version_);
+        "out-of-place operation, or clone() before changing it{}",
+        tensor_.shape(), tensor_.version() - version_,
+        tensor_.device().is_cuda() ? "; a replay changes what its graph computes, so capture the backward with it"
+                                   : "");
   return tensor_;
 }
 

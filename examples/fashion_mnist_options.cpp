@@ -47,9 +47,9 @@ int parse_options(int argc, char** argv, Options& o) {
   app.add_option("--powersgd-rank", o.powersgd_rank, "powersgd: rank of the two factors that stand for a gradient")
       ->check(number_from(1, 64))
       ->capture_default_str();
-  app.add_option("--device", o.device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->type_name("TYPE")
+  app.add_option("--device", o.device, "cpu, cuda or, without --parallel, one of several: cuda:1")
+      ->check(device_name())
+      ->type_name("DEVICE")
       ->capture_default_str();
   app.add_flag("--graph", o.graph, "cuda, one device: capture the training step once and replay it by one launch");
   app.add_option("--threads", o.threads, "threads in all, divided among devices or processes (default: one a core)")
@@ -104,7 +104,13 @@ int parse_options(int argc, char** argv, Options& o) {
       throw CLI::ValidationError("--comm-hook", "is for --parallel ddp");
     if (app.count("--powersgd-rank") > 0 && o.comm_hook != "powersgd")
       throw CLI::ValidationError("--powersgd-rank", "is for --comm-hook powersgd");
-    if (o.reproducible > 0 && o.device == "cuda")
+    const bool on_gpu = tandem::Device(o.device).is_cuda();
+    if (o.parallel != "none" && o.device.find(':') != std::string::npos)
+      throw CLI::ValidationError(
+          "--device",
+          fmt::format("{} is one device, and --parallel {} takes several by itself; give {}", o.device, o.parallel,
+                      on_gpu ? "cuda, and name those that it may see in CUDA_VISIBLE_DEVICES" : "cpu"));
+    if (o.reproducible > 0 && on_gpu)
       throw CLI::ValidationError("--reproducible", "is for --device cpu: sums of GPUs have orders of their own");
     if (o.devices > 0 && o.parallel != "dp") throw CLI::ValidationError("--devices", "is for --parallel dp");
     if (o.check_every > 0 && o.parallel == "none")
@@ -112,7 +118,7 @@ int parse_options(int argc, char** argv, Options& o) {
     if (same_file(o.save, o.log)) throw CLI::ValidationError("--log", "names the file of --save; give another");
     if (same_file(o.save, o.trace)) throw CLI::ValidationError("--trace", "names the file of --save; give another");
     if (same_file(o.log, o.trace)) throw CLI::ValidationError("--trace", "names the file of --log; give another");
-    if (o.graph && (o.device != "cuda" || o.parallel != "none" || o.reproducible > 0))
+    if (o.graph && (!on_gpu || o.parallel != "none" || o.reproducible > 0))
       throw CLI::ValidationError("--graph", "is for --device cuda without --parallel and --reproducible");
     if (o.momentum > 0 && o.optimizer != "sgd") throw CLI::ValidationError("--momentum", "is for --optimizer sgd");
   } catch (const CLI::ParseError& e) {

@@ -10,10 +10,10 @@ struct Options {
   std::string backend;             // of ddp; empty: the best there is
   std::string comm_hook = "none";  // of ddp: how gradients travel
   int powersgd_rank = 1;
-  std::string device = "cpu";
-  bool graph = false;    // cuda: a whole step is captured and replayed
-  int threads = 0;       // in all; 0: one a core
-  int reproducible = 0;  // parts of a batch, for the same bits in every mode; 0: off
+  std::string device = "cpu";  // or cuda; or, without --parallel, a certain one, as cuda:1
+  bool graph = false;          // cuda: a whole step is captured and replayed
+  int threads = 0;             // in all; 0: one a core
+  int reproducible = 0;        // parts of a batch, for the same bits in every mode; 0: off
   std::int64_t epochs = 5;
   std::int64_t batch_size = 64;
   std::string optimizer = "sgd";

@@ -1,10 +1,12 @@
-// Checks of options that are numbers, in plain words.
+// Checks of options, in plain words.
 #pragma once
 #include <limits>
 #include <string>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
+
+#include <tandem/tensor/device.h>
 
 /// A number from `low` to `high`.
 inline CLI::Validator number_from(double low, double high = std::numeric_limits<double>::infinity()) {
@@ -27,4 +29,17 @@ inline CLI::Validator power_of_two_to(int high) {
     return whole && (number & (number - 1)) == 0 ? std::string() : fmt::format("is {}; give a power of two", text);
   };
   return {check, "a power of two"};
+}
+
+/// A device, which need not exist.
+inline CLI::Validator device_name() {
+  const auto check = [](std::string& text) {
+    try {
+      const tandem::Device device(text);
+      return std::string();
+    } catch (const tandem::Error&) {
+      return fmt::format("is {}; give cpu, cuda, or one of several as cuda:1", text);
+    }
+  };
+  return {check, "a device"};
 }

@@ -60,6 +60,8 @@ struct Backend {
   /// this type. `non_blocking`: from page-locked memory without waiting for the device.
   void (*copy)(const View& from, const View& to, bool non_blocking);
   void (*fill)(const View& to, Scalar value);
+  /// y[i] = start + i * step; y is a vector of int64 (modulo 2^64) or float64.
+  void (*arange)(Scalar start, Scalar step, const View& y);
 
   // Pointwise: views of one shape (broadcast by zero strides) and one dtype.
   void (*unary)(UnaryOp op, const View& x, const View& y);

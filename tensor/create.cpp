@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 
 namespace tandem {
 namespace {
@@ -77,22 +78,19 @@ Tensor arange(Scalar start, Scalar end, Scalar step, const TensorOptions& option
     const std::uint64_t size = by > 0 ? wrapped(by) : 0 - wrapped(by);
     count = static_cast<int64_t>(distance / size + (distance % size != 0));
   }
-  Tensor host = empty({count}, {.dtype = real ? float64 : int64});
-  if (real) {
-    double* p = host.data<double>();
-    for (int64_t i = 0; i < count; ++i) p[i] = start.real() + static_cast<double>(i) * step.real();
-  } else {
-    int64_t* p = host.data<int64_t>();
-    for (int64_t i = 0; i < count; ++i) p[i] = static_cast<int64_t>(wrapped(first) + wrapped(i) * wrapped(by));
-  }
-  return from_host(host, {options.dtype.value_or(real ? float32 : int64), options.device, options.requires_grad});
+  Tensor counted = empty({count}, {.dtype = real ? float64 : int64, .device = options.device});
+  const Backend& table = backend(options.device);
+  kernel("arange", table, table.arange)(start, step, counted.raw_for_write());
+  return finish(counted.to(options.dtype.value_or(real ? float32 : int64)), options);
 }
 
 Tensor eye(int64_t n, const TensorOptions& options) {
-  Tensor host = zeros({n, n});
-  float* p = host.data<float>();
-  for (int64_t i = 0; i < n; ++i) p[i * n + i] = 1;
-  return from_host(host, options);
+  Tensor t = zeros({n, n}, {.dtype = options.dtype, .device = options.device});
+  View diagonal = t.raw_for_write();
+  diagonal.dims = 1;
+  diagonal.strides[0] = n + 1;
+  backend(t.device()).fill(diagonal, 1);
+  return finish(t, options);
 }
 
 Tensor empty_like(const Tensor& x) { return empty(x.shape(), {.dtype = x.dtype(), .device = x.device()}); }
@@ -174,6 +172,9 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, const TensorOption
 
 Tensor randperm(int64_t n, const TensorOptions& options) {
   check(n >= 0, "randperm", "n is {}; it must not be negative", n);
+  check(options.device.is_cpu() || !cuda::capturing(), "randperm",
+        "an order is made on the host and copied, which a graph cannot capture; make it before, and copy_ a new one "
+        "into it before each replay");
   Tensor host = arange(n);
   int64_t* p = host.data<int64_t>();
   const PhiloxKey key = draw(static_cast<std::uint64_t>(n));

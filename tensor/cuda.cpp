@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -53,11 +54,24 @@ const Module& module(std::string_view op) {
   return *found;
 }
 
+namespace {
+
+std::atomic<int> g_known{0};  // number of devices, when there have been some
+
+}  // namespace
+
 int device_count() {
   if (!has_driver()) return 0;
   std::string reason;
   const Module* const found = find_module(reason);
-  return found == nullptr ? 0 : found->device_count(reason);
+  const int count = found == nullptr ? 0 : found->device_count(reason);
+  if (count > 0) g_known = count;
+  return count;
+}
+
+int existing_devices() {
+  const int known = g_known;
+  return known > 0 ? known : device_count();
 }
 
 bool is_available() { return device_count() > 0; }
@@ -93,7 +107,10 @@ bool is_pinned(const Tensor& x) {
   return x.device().is_cpu() && x.numel() > 0 && is_available() && module("is_pinned").is_pinned(x.raw().data);
 }
 
-void set_allow_tf32(bool allow) { module("set_allow_tf32").set_allow_tf32(allow); }
+void set_allow_tf32(bool allow) {
+  if (!is_available()) fail("set_allow_tf32", "CUDA cannot be used: {}", unavailable_reason());
+  module("set_allow_tf32").set_allow_tf32(allow);
+}
 
 bool allow_tf32() {
   std::string reason;
@@ -104,7 +121,8 @@ bool allow_tf32() {
 Tensor pin_memory(const Tensor& x) {
   check(x.device().is_cpu(), "pin_memory", "the tensor is on {}; only tensors on the CPU can be page-locked",
         x.device());
-  if (!is_available()) fail("pin_memory", "there is no CUDA device that would copy from it: {}", unavailable_reason());
+  if (!is_available())
+    fail("pin_memory", "page-locked memory is CUDA's, which cannot be used: {}", unavailable_reason());
   if (is_pinned(x)) return x;
   const auto bytes = static_cast<std::size_t>(x.numel()) * size_of(x.dtype());
   const Module& m = module("pin_memory");

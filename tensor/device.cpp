@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda/module.h>
 
 namespace tandem {
 namespace {
@@ -56,7 +57,7 @@ void set_cpu_device_count(int count) {
 }
 
 void check_exists(std::string_view op, Device device) {
-  const int count = device_count(device.type());
+  const int count = device.is_cpu() ? cpu_devices().load() : cuda::existing_devices();
   check(device.index() >= 0, op, "{} does not exist: a device number starts at 0", device);
   if (device.index() < count) return;
   if (device.is_cuda() && count == 0)

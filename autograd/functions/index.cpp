@@ -63,6 +63,7 @@ Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
   check(!tensors.empty(), "stack", "there are no tensors to join");
   std::vector<Tensor> parts;
   for (const Tensor& t : tensors) {
+    common_device("stack", {&tensors.front(), &t});
     check(t.shape() == tensors.front().shape(), "stack", "the shapes must be equal: {} and {}", tensors.front().shape(),
           t.shape());
     parts.push_back(t.unsqueeze(dim));
@@ -131,6 +132,7 @@ Tensor dropout(const Tensor& x, double p, bool training) {
 }
 
 bool equal(const Tensor& a, const Tensor& b) {
+  common_device("equal", {&a, &b});
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   const NoGradGuard no_grad;
   if (is_floating(a.dtype()) && !is_real(a.dtype())) return equal(a.to(float32), b.to(float32));
@@ -138,6 +140,7 @@ bool equal(const Tensor& a, const Tensor& b) {
 }
 
 bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
+  common_device("allclose", {&a, &b});
   if (a.shape() != b.shape()) return false;
   const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
   return std::equal(x.begin(), x.end(), y.begin(), [&](double s, double t) {

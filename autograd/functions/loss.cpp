@@ -156,6 +156,7 @@ LossParts nll_loss_parts(const Tensor& log_probabilities, const Tensor& labels, 
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  common_device("mse_loss", {&x, &target});
   check(x.shape() == target.shape(), "mse_loss", "the shapes differ: input is {}, target is {}", x.shape(),
         target.shape());
   const Tensor distance = x - target;

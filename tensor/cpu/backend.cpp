@@ -9,6 +9,7 @@ const Backend kCpuBackend = {
     .release = cpu::release,
     .copy = cpu::copy,
     .fill = cpu::fill,
+    .arange = cpu::arange,
     .unary = cpu::unary,
     .unary_grad = cpu::unary_grad,
     .binary = cpu::binary,

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include <tandem/tensor/convert.h>
+#include <tandem/tensor/count_value.h>
 #include <tandem/tensor/cpu/kernels.h>
 #include <tandem/tensor/cpu/loops.h>
 #include <tandem/tensor/dispatch.h>
@@ -58,6 +59,13 @@ void fill(const View& to, Scalar value) {
                       for (std::int64_t i = 0; i < n; ++i) element<T>(at[0], i, step[0]) = v;
                     });
   });
+}
+
+void arange(Scalar start, Scalar step, const View& y) {
+  const auto count = [&]<class T>(T first, T by) {
+    for (std::int64_t i = 0; i < y.numel(); ++i) y.ptr<T>()[i] = count_value(first, by, i);
+  };
+  y.dtype == float64 ? count(start.real(), step.real()) : count(start.to<std::int64_t>(), step.to<std::int64_t>());
 }
 
 }  // namespace tandem::cpu

@@ -7,6 +7,7 @@ namespace tandem::cpu {
 // copy.cpp
 void copy(const View& from, const View& to, bool non_blocking = false);
 void fill(const View& to, Scalar value);
+void arange(Scalar start, Scalar step, const View& y);
 // pointwise.cpp
 void unary(UnaryOp op, const View& x, const View& y);
 void unary_grad(UnaryOp op, const View& g, const View& x_or_y, const View& dx);

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <mutex>
-#include <vector>
 
 #include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/kernels.h>
+#include <tandem/tensor/cuda/pinned.h>
 
 namespace tandem::cuda {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 struct Pool {
   std::once_flag once;
   cudaMemPool_t pool = nullptr;
-  std::atomic<std::size_t> in_use{0}, peak{0};
+  std::atomic<std::size_t> in_use{0}, peak{0}, workspaces{0};
 };
 
 Pool& pool(int device) {
@@ -41,9 +40,9 @@ std::size_t reserved(Pool& p, int device) {
   std::size_t free = 0, total = 0;
   (void)cudaMemGetInfo(&free, &total);
   fail("allocate",
-       "out of memory on {}: {} bytes were asked for; tensors use {}, the pool holds {}, and {} of the device's {} are "
-       "free; use a smaller batch or model",
-       device, bytes, p.in_use.load(), reserved(p, device.index()), free, total);
+       "out of memory on {}: {} bytes were asked for; tensors use {}, the workspaces of products {}, the pool holds "
+       "{}, and {} of the device's {} are free; use a smaller batch or model",
+       device, bytes, p.in_use.load(), p.workspaces.load(), reserved(p, device.index()), free, total);
 }
 
 // Null when the device has no memory left.
@@ -95,6 +94,20 @@ void release(Device device, void* data, std::size_t bytes) {
   }
 }
 
+void* allocate_workspace(Device device, std::size_t bytes) {
+  const cudaStream_t stream = use(device);
+  Pool& p = pool(device.index());
+  void* const data = allocate_in_order(p, bytes, stream);
+  if (data == nullptr) out_of_memory(device, bytes, p);
+  p.workspaces += bytes;
+  return data;
+}
+
+void release_workspace(int device, void* data, std::size_t bytes, cudaStream_t stream) {
+  pool(device).workspaces -= bytes;
+  (void)cudaFreeAsync(data, stream);
+}
+
 MemoryStats memory_stats(int device) {
   use(device);
   Pool& p = pool(device);
@@ -116,73 +129,10 @@ void empty_cache(int device) {
 void empty_cache() {
   std::string reason;
   for (int device = device_count(reason); device-- > 0;) empty_cache(device);
+  empty_pinned_cache();
 }
 
 Scratch::Scratch(Device device, std::size_t bytes) : device_(device), bytes_(bytes), data_(allocate(device, bytes)) {}
 Scratch::~Scratch() { release(device_, data_, bytes_); }
-
-namespace {
-
-struct PinnedBlock {
-  std::size_t bytes = 0;
-  std::vector<Event> uses;
-  bool taken = true;
-};
-struct PinnedCache {
-  std::mutex mutex;
-  std::map<const char*, PinnedBlock> blocks;  // by address
-};
-PinnedCache& pinned() {
-  static auto* const cache = new PinnedCache();
-  return *cache;
-}
-
-}  // namespace
-
-void* allocate_pinned(std::size_t bytes) {
-  constexpr std::size_t kAlignment = 64;
-  const std::size_t size = std::max<std::size_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  PinnedCache& cache = pinned();
-  std::lock_guard lock(cache.mutex);
-  for (auto& [address, block] : cache.blocks) {
-    if (block.taken || block.bytes != size) continue;
-    if (!std::all_of(block.uses.begin(), block.uses.end(), [](const Event& use) { return use.done(); })) continue;
-    block.uses.clear();
-    block.taken = true;
-    return const_cast<char*>(address);
-  }
-  check_no_capture("pin_memory", "page-locked memory cannot be made while a graph is captured; make it before");
-  use(0);
-  void* data = nullptr;
-  const cudaError_t status = cudaHostAlloc(&data, size, cudaHostAllocPortable);
-  if (status == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();
-    fail("pin_memory", "no {} bytes of page-locked memory can be had; pin less, or leave tensors in ordinary memory",
-         size);
-  }
-  check_status(status, "pin_memory");
-  cache.blocks[static_cast<const char*>(data)].bytes = size;
-  return data;
-}
-
-void release_pinned(void* data) {
-  PinnedCache& cache = pinned();
-  std::lock_guard lock(cache.mutex);
-  cache.blocks.find(static_cast<const char*>(data))->second.taken = false;
-}
-
-bool note_pinned_use(const void* data, cudaStream_t stream) {
-  PinnedCache& cache = pinned();
-  std::lock_guard lock(cache.mutex);
-  const char* const at = static_cast<const char*>(data);
-  auto block = cache.blocks.upper_bound(at);
-  if (block == cache.blocks.begin()) return false;
-  --block;
-  if (!block->second.taken || at >= block->first + block->second.bytes) return false;
-  auto& uses = block->second.uses;
-  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Event& use) { return use.done(); }), uses.end());
-  uses.emplace_back().record(stream);
-  return true;
-}
 
 }  // namespace tandem::cuda

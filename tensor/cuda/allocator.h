@@ -1,4 +1,4 @@
-// Memory of CUDA devices, from CUDA's own pool in the order of streams, and page-locked memory of the host.
+// Memory of CUDA devices, from CUDA's own pool in the order of streams.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -14,13 +14,10 @@ void reset_peak_memory(int device);
 void empty_cache();
 void empty_cache(int device);
 
-/// Page-locked memory, 64-byte aligned, from a cache. A block given back is used again when the copies that were noted
-/// for it are done.
-void* allocate_pinned(std::size_t bytes);
-void release_pinned(void* data);
-/// Whether `data` lies in a block of allocate_pinned; if so, what `stream`, whose device is current, has been given so
-/// far still uses it.
-bool note_pinned_use(const void* data, cudaStream_t stream);
+/// Memory for products, in the order of the calling thread's stream; not counted as the tensors'.
+void* allocate_workspace(Device device, std::size_t bytes);
+/// In the order of a stream of the device. Never throws.
+void release_workspace(int device, void* data, std::size_t bytes, cudaStream_t stream);
 
 /// Memory of a device that is freed in the order of the calling thread's stream when this goes.
 class Scratch {

@@ -10,6 +10,7 @@ const Backend kBackend = {
     .release = release,
     .copy = copy,
     .fill = fill,
+    .arange = arange,
     .unary = unary,
     .unary_grad = unary_grad,
     .binary = binary,

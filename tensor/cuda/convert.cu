@@ -1,5 +1,6 @@
-// Copies within a device, across strides and types, and filling.
+// Copies within a device, across strides and types, filling, and counting.
 #include <tandem/tensor/convert.h>
+#include <tandem/tensor/count_value.h>
 #include <tandem/tensor/cuda/kernels.h>
 #include <tandem/tensor/cuda/launch.h>
 #include <tandem/tensor/cuda/places.h>
@@ -29,6 +30,13 @@ struct Fill {
   }
 };
 
+template <class T>
+struct Count {
+  T start, step;
+  T* y;
+  TANDEM_DEVICE void operator()(std::int64_t i) const { y[i] = count_value(start, step, i); }
+};
+
 }  // namespace
 
 void convert(const View& from, const View& to) {
@@ -53,6 +61,15 @@ void fill(const View& to, Scalar value) {
   dispatch_any("fill", to.dtype, [&]<class T>() {
     for_each_index(stream, to.numel(), Fill<T>{places<1>({&to}), convert_scalar<T>(value)});
   });
+}
+
+void arange(Scalar start, Scalar step, const View& y) {
+  const cudaStream_t stream = use(y.device);
+  if (y.dtype == float64)
+    for_each_index(stream, y.numel(), Count<double>{start.real(), step.real(), y.ptr<double>()});
+  else
+    for_each_index(stream, y.numel(),
+                   Count<std::int64_t>{start.to<std::int64_t>(), step.to<std::int64_t>(), y.ptr<std::int64_t>()});
 }
 
 }  // namespace tandem::cuda

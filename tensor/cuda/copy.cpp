@@ -5,6 +5,7 @@
 #include <tandem/tensor/cuda/capture.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/kernels.h>
+#include <tandem/tensor/cuda/pinned.h>
 
 namespace tandem::cuda {
 namespace {

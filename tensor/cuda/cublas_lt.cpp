@@ -165,7 +165,7 @@ cublasStatus_t launch(const DeviceState& state, const Plan& plan, const cublasLt
 // The stream's own memory for products. What is captured must not share it with what runs beside the graph.
 void* workspace(DeviceState& state, Device device, cudaStream_t stream) {
   void*& memory = state.workspaces[stream];
-  if (memory == nullptr) memory = allocate(device, state.max_workspace);
+  if (memory == nullptr) memory = allocate_workspace(device, state.max_workspace);
   return memory;
 }
 
@@ -276,6 +276,16 @@ bool allow_tf32() { return g_allow_tf32; }
 
 void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps) {
   if (!launched(device, product, in_steps)) in_steps();
+}
+
+// A later stream may get this one's handle, but not memory that this one's products still use.
+void forget_stream(int device, cudaStream_t stream) {
+  DeviceState& state = state_of(device);
+  std::lock_guard lock(state.mutex);
+  const auto found = state.workspaces.find(stream);
+  if (found == state.workspaces.end()) return;
+  if (found->second != nullptr) release_workspace(device, found->second, state.max_workspace, stream);
+  state.workspaces.erase(found);
 }
 
 }  // namespace tandem::cuda

@@ -40,4 +40,7 @@ struct LtProduct {
 /// ranks first.
 void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps);
 
+/// Before a stream of the device is destroyed, which is current: frees what products have there.
+void forget_stream(int device, cudaStream_t stream);
+
 }  // namespace tandem::cuda

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <optional>
 
 namespace tandem::cuda {
 namespace {
@@ -19,17 +20,21 @@ std::array<Place, kMaxDevices>& places() {
   return *all;
 }
 
-// Throws what is there, and forgets it. Of several threads that wait, one throws. A new error is kept when this one has
-// been read.
-void take(DeviceError& error) {
+struct Finding {
+  RangeCheck check = {};
+  std::int64_t number = 0, position = 0;
+};
+
+// What is there, which is then forgotten. Of several threads that wait, one has it. A new error is kept when this one
+// has been read.
+std::optional<Finding> take(DeviceError& error) {
   const std::atomic_ref state(error.state);
   int written = DeviceError::kWritten;
-  if (state.load(std::memory_order_relaxed) != written) return;
-  if (!state.compare_exchange_strong(written, DeviceError::kTaken, std::memory_order_acquire)) return;
-  const RangeCheck check = error.check;
-  const std::int64_t number = error.number, position = error.position;
+  if (state.load(std::memory_order_relaxed) != written) return {};
+  if (!state.compare_exchange_strong(written, DeviceError::kTaken, std::memory_order_acquire)) return {};
+  const Finding found{error.check, error.number, error.position};
   state.store(DeviceError::kNone, std::memory_order_release);
-  fail_range(check, number, position);
+  return found;
 }
 
 }  // namespace
@@ -48,18 +53,20 @@ void set_synchronize_hook(void (*hook)(int device)) { g_hook = hook; }
 
 void throw_device_error(Device device) {
   if (auto* const hook = g_hook.load()) hook(device.index());
-  take(*device_error(device));
+  if (const auto found = take(*device_error(device))) fail_range(found->check, found->number, found->position);
 }
 
 void throw_errors_of_values(Device device) {
   throw_device_error(device);
   for (int other = 0; other < kMaxDevices; ++other) {
     DeviceError* const error = places()[static_cast<std::size_t>(other)].error;
-    if (error == nullptr) continue;
+    const auto found = error == nullptr ? std::nullopt : take(*error);
+    if (!found) continue;
     try {
-      take(*error);
+      fail_range(found->check, found->number, found->position);
     } catch (const Error& e) {
-      throw Error(fmt::format("{}; found on {}", e.what(), Device(DeviceType::cuda, other)));
+      throw Error(fmt::format("{}; found on {}{}", e.what(), Device(DeviceType::cuda, other),
+                              found->check.of_labels() ? ", whose rows are counted" : ""));
     }
   }
 }

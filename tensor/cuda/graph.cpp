@@ -69,11 +69,10 @@ class Recording final : public CapturedGraph {
 
   void replay() override {
     const cudaStream_t stream = use(capture_.device);
-    if (stream != last_stream_) launched_.wait(stream);
+    launched_.wait(stream);  // the last replay may have been on another stream
     capture_.slots.refresh(stream);
     check_status(cudaGraphLaunch(executable_, stream), kGraph);
     launched_.record(stream);
-    last_stream_ = stream;
   }
 
  private:
@@ -87,8 +86,7 @@ class Recording final : public CapturedGraph {
   }
 
   Capture capture_;
-  cudaStream_t stream_ = nullptr;       // of the capture
-  cudaStream_t last_stream_ = nullptr;  // of the last replay
+  cudaStream_t stream_ = nullptr;  // of the capture
   cudaGraphExec_t executable_ = nullptr;
   Event launched_;
   std::optional<StreamScope> scope_;  // while it is captured

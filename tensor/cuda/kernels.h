@@ -14,6 +14,7 @@ void copy(const View& from, const View& to, bool non_blocking);
 /// Both on one device.
 void convert(const View& from, const View& to);
 void fill(const View& to, Scalar value);
+void arange(Scalar start, Scalar step, const View& y);
 // pointwise.cu
 void unary(UnaryOp op, const View& x, const View& y);
 void unary_grad(UnaryOp op, const View& g, const View& x_or_y, const View& dx);

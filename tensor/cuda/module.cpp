@@ -7,6 +7,7 @@
 #include <tandem/tensor/cuda/cublas_lt.h>
 #include <tandem/tensor/cuda/device_error.h>
 #include <tandem/tensor/cuda/graph.h>
+#include <tandem/tensor/cuda/pinned.h>
 #include <tandem/tensor/cuda/runtime.h>
 
 namespace tandem::cuda {
@@ -81,6 +82,7 @@ void* new_stream(int device) {
 void release_stream(int device, void* stream) {
   if (forked()) return;
   (void)cudaSetDevice(device);
+  forget_stream(device, static_cast<cudaStream_t>(stream));
   (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream));
 }
 

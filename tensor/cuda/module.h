@@ -86,6 +86,8 @@ using Entry = const Module*(const Host& host);
 
 /// The module, or null with the reason why it cannot be opened.
 const Module* find_module(std::string& reason);
+/// Number of devices, also in a forked process and after a fault, where none can be used. It asks the driver once.
+int existing_devices();
 /// The module; Error that says why there is none.
 const Module& module(std::string_view op);
 

@@ -14,6 +14,44 @@ namespace tandem::cuda {
 namespace {
 
 std::atomic<bool> g_forked{false};
+std::atomic<cudaError_t> g_fault{cudaSuccess};  // the first that is for good
+
+// Whether CUDA answers every later call of the process with an error, too.
+bool for_good(cudaError_t status) {
+  switch (status) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void note_fault(cudaError_t status) {
+  cudaError_t none = cudaSuccess;
+  if (for_good(status)) g_fault.compare_exchange_strong(none, status);
+}
+
+// Why devices that exist cannot be used; empty where they can.
+std::string obstacle() {
+  if (forked())
+    return "this process was forked after CUDA was used, which CUDA does not allow; start it by exec (spawn does)";
+  if (const cudaError_t fault = g_fault; fault != cudaSuccess)
+    return fmt::format(
+        "CUDA failed in this process before: {} ({}), and works again only in a new one; start the "
+        "program anew, from its last checkpoint",
+        cudaGetErrorString(fault), cudaGetErrorName(fault));
+  return {};
+}
 
 struct MainStream {
   std::once_flag once;
@@ -38,6 +76,7 @@ void watch_forks() {
 void check_status(cudaError_t status, std::string_view op) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clears what is not for good
+  note_fault(status);
   fail(op, "CUDA failed: {} ({}); an error of a kernel may come from an earlier operation", cudaGetErrorString(status),
        cudaGetErrorName(status));
 }
@@ -45,10 +84,7 @@ void check_status(cudaError_t status, std::string_view op) {
 bool forked() { return g_forked; }
 
 int device_count(std::string& reason) {
-  if (forked()) {
-    reason = "this process was forked after CUDA was used, which CUDA does not allow; start it by exec (spawn does)";
-    return 0;
-  }
+  if (reason = obstacle(); !reason.empty()) return 0;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) {
@@ -56,6 +92,8 @@ int device_count(std::string& reason) {
     return count < kMaxDevices ? count : kMaxDevices;
   }
   (void)cudaGetLastError();
+  note_fault(status);
+  if (reason = obstacle(); !reason.empty()) return 0;
   int driver = 0, runtime = 0;
   (void)cudaDriverGetVersion(&driver);
   (void)cudaRuntimeGetVersion(&runtime);
@@ -85,8 +123,7 @@ cudaStream_t create_stream(bool high_priority) {
 }
 
 cudaStream_t use(Device device) {
-  check(!forked(), "cuda", "{} cannot be used in a process that was forked after CUDA was used; start it by exec",
-        device);
+  if (forked() || g_fault != cudaSuccess) fail("cuda", "{} cannot be used: {}", device, obstacle());
   if (const Capture* const capture = current_capture())
     check(capture->device == device, "Graph",
           "there is work for {} while a graph of {} is captured; a graph records one device: keep all tensors of the "

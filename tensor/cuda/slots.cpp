@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <tandem/tensor/cuda/allocator.h>
+#include <tandem/tensor/cuda/pinned.h>
 
 namespace tandem::cuda {
 namespace {

@@ -86,12 +86,14 @@ TEST_CASE("cuda: a wrong label in any replica's part is an error where the loss 
   net->to("cuda:0");
   parallel::DataParallel model(net, {.device_ids = {0, 1, 2, 3}});
   const nn::CrossEntropyLoss criterion;
-  for (const int64_t row : {0, 3, 7}) {
+  for (const int64_t row_of_all : {0, 3, 7}) {
     Tensor labels = zeros({8}, {.dtype = int64});
-    labels.data<int64_t>()[row] = 5;
+    labels.data<int64_t>()[row_of_all] = 5;
     const Tensor loss = model.loss(criterion, randn({8, 12}).to("cuda:0"), labels.to("cuda:0"));
     loss.backward();
-    CHECK_ERROR(loss.item<double>(), "[cross_entropy] label 5", "out of range");
+    const std::string row = fmt::format("[cross_entropy] label 5 at row {} is out of range", row_of_all % 2);
+    const std::string where = fmt::format("; found on cuda:{}, whose rows are counted", row_of_all / 2);
+    CHECK_ERROR(loss.item<double>(), row.c_str(), row_of_all < 2 ? "ignore_index" : where.c_str());
   }
   CHECK_ERROR(memory_stats("cuda:9"), "[memory_stats] cuda:9 does not exist");
 }

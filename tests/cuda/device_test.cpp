@@ -2,12 +2,16 @@
 #include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <limits>
+#include <vector>
 
 #include <tandem/autograd/functions.h>
 #include <tandem/data/loader.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda/module.h>
 
 namespace tandem {
 namespace {
@@ -62,6 +66,33 @@ TEST_CASE("cuda: pinned memory") {
   }
 }
 
+TEST_CASE("cuda: pinned memory is used again for near sizes, and too much that is unused is given back") {
+  const cuda::Module& m = cuda::module("test");
+  empty_cache();
+  void* const first = m.allocate_pinned(100'000);
+  m.release_pinned(first);
+  void* const second = m.allocate_pinned(99'000);
+  CHECK(second == first);
+  m.release_pinned(second);
+  const auto held = [&](const std::vector<void*>& blocks) {  // by the allocator, of blocks that are given back to it
+    return std::count_if(blocks.begin(), blocks.end(), m.is_pinned);
+  };
+  constexpr int64_t kLarge = int64_t{64} << 20;  // bytes; the limit is four of these
+  std::vector<void*> blocks(4);
+  for (void*& block : blocks) block = m.allocate_pinned(kLarge);
+  Tensor copied = cuda::pin_memory(zeros({kLarge / 4}));
+  const Tensor y = copied.to(kFirst, true);
+  blocks.push_back(copied.raw().data);
+  copied = {};
+  for (int i = 0; i < 4; ++i)
+    m.release_pinned(blocks[static_cast<std::size_t>(i)]);  // the oldest is still being copied
+  CHECK(held(blocks) == 4);
+  CHECK_FALSE(m.is_pinned(blocks.back()));
+  CHECK(sum(y).item<float>() == 0);
+  empty_cache();
+  CHECK(held(blocks) == 0);
+}
+
 TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their copies go on beside the loader") {
   const Tensor numbers = arange(1000, {.dtype = float32}), labels = arange(1000);
   for (const int workers : {0, 1, 2}) {
@@ -80,10 +111,52 @@ TEST_CASE("cuda: a loader's batches are pinned, whoever makes them, and their co
     CHECK(x.device() == kFirst);  // what lies on a device stays there
 }
 
+TEST_CASE("cuda: counted numbers, unit matrices and one-hot labels have the CPU's bits") {
+  const auto same = [](auto&& make) {
+    const Tensor on_device = make(TensorOptions{.device = kSecond}), on_host = make(TensorOptions{});
+    CHECK(on_device.device() == kSecond);
+    CHECK(equal(on_device.to("cpu"), on_host));
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const DType dtype : {boolean, uint8, int32, int64, float16, bfloat16, float32, float64}) {
+    CAPTURE(dtype);
+    const auto with_type = [dtype](TensorOptions options) {
+      options.dtype = dtype;
+      return options;
+    };
+    same([&](const TensorOptions& o) { return arange(100, with_type(o)); });
+    same([&](const TensorOptions& o) { return arange(0, 30, 0.1, with_type(o)); });
+    for (const int n : {0, 1, 2, 9}) same([&](const TensorOptions& o) { return eye(n, with_type(o)); });
+  }
+  same([](const TensorOptions& o) { return arange(7, -20, -4, o); });
+  same([](const TensorOptions& o) { return arange(0.7, -3.1, -0.013, o); });
+  same([](const TensorOptions& o) { return arange(-kMost, kMost, kMost / 3, o); });
+  same([](const TensorOptions& o) { return arange(5, 5, 1, o); });
+  same([](const TensorOptions& o) { return one_hot(tensor({3, 0, 2, 2}, {.device = o.device}), 4); });
+  CHECK(eye(2, {.device = kFirst, .requires_grad = true}).requires_grad());
+}
+
 TEST_CASE("cuda: pointwise operations") {
   const Tensor x = randn({5, 7}), y = randn({7});
   const Tensor on_device = (x.to(kFirst) * 2 + y.to(kFirst)) / exp(y.to(kFirst));
   CHECK_CLOSE(on_device.to("cpu"), (x * 2 + y) / exp(y), 1e-6);
+}
+
+TEST_CASE("cuda: tensors of different devices are an error that names the function and both devices") {
+  const Tensor a = ones({2, 2}, {.device = kFirst}), b = ones({2, 2});
+  const std::string both = fmt::format("tensors are on different devices: {} and cpu:0; move one with .to", kFirst);
+  const auto refused = [&](const std::string& op, auto&& body) {
+    CHECK_ERROR(body(), ("[" + op + "] ").c_str(), both.c_str());
+  };
+  refused("allclose", [&] { (void)allclose(a, b); });
+  refused("allclose", [&] { (void)allclose(a, ones({3})); });
+  refused("equal", [&] { (void)equal(a, b); });
+  refused("stack", [&] { stack({a, b}); });
+  refused("cat", [&] { cat({a, b}); });
+  refused("mse_loss", [&] { mse_loss(a, b); });
+  refused("add", [&] { a + b; });
+  refused("where", [&] { where(a > 0, a, b); });
+  refused("linear", [&] { linear(a, b); });
 }
 
 TEST_CASE("cuda: memory statistics and running out") {

@@ -77,6 +77,7 @@ const Child kUnavailable("unavailable", [] {
   tell_error([] { zeros({2}, {.device = kFirst}); });
   tell_error([] { Net().to(kFirst); });
   tell_error([] { cuda::pin_memory(ones({2})); });
+  tell_error([] { cuda::set_allow_tf32(true); });
   tell_error([] { cuda::synchronize(); });
   tell_error([] { cuda::properties(); });
   tell_error([] { data::DataLoader(data::TensorDataset(ones({2})), {.pin_memory = true}); });
@@ -93,10 +94,10 @@ void check_unavailable(const Variables& variables, const std::vector<std::string
   std::string expected = reason + "\n";
   for (const char* op :
        {"[empty] {0} does not exist: {1}; use \"cpu\"\n", "[to] {0} does not exist: {1}; use \"cpu\"\n",
-        "[pin_memory] there is no CUDA device that would copy from it: {1}\n",
-        "[synchronize] {0} does not exist: {1}; use \"cpu\"\n", "[properties] {0} does not exist: {1}; use \"cpu\"\n",
-        "[DataLoader] pin_memory is for copies to a CUDA device, and there is none: {1}; leave it "
-        "out\n"})
+        "[pin_memory] page-locked memory is CUDA's, which cannot be used: {1}\n",
+        "[set_allow_tf32] CUDA cannot be used: {1}\n", "[synchronize] {0} does not exist: {1}; use \"cpu\"\n",
+        "[properties] {0} does not exist: {1}; use \"cpu\"\n",
+        "[DataLoader] pin_memory is for copies to a CUDA device, and there is none: {1}; leave it out\n"})
     expected += fmt::format(fmt::runtime(op), "cuda:0", reason);
   CHECK(found.text == expected);
 }
@@ -133,6 +134,9 @@ const Child kForked("forked", [] {
     tell_error([&] { here.to("cpu"); });
     tell_error([] { zeros({2}, {.device = kFirst}); });
     tell_error([&] { pinned.to(kFirst); });
+    tell_error([] { memory_stats(kFirst); });
+    tell_error([] { zeros({2}, {.device = "cuda:9"}); });
+    tell_error([] { cuda::set_allow_tf32(true); });
     here = {};
     pinned = {};
     const bool works = cpu_works();
@@ -149,10 +153,10 @@ TEST_CASE("cuda: a process that was forked after its parent used CUDA") {
   CHECK(found.status == 0);
   const std::string reason =
       "this process was forked after CUDA was used, which CUDA does not allow; start it by exec (spawn does)";
-  const std::string used =
-      "[cuda] cuda:0 cannot be used in a process that was forked after CUDA was used; start it by exec\n";
-  const std::string none = "cuda:0 does not exist: " + reason + "; use \"cpu\"\n";
-  CHECK(found.text == reason + "\n[empty] " + none + used + "[empty] " + none + "[empty] " + none);
+  const std::string used = "[cuda] cuda:0 cannot be used: " + reason + "\n";
+  CHECK(found.text == reason + "\n" + used + used + used + used + used +
+                          "[empty] cuda:9 does not exist: CUDA devices are cuda:0 to cuda:3\n" +
+                          "[set_allow_tf32] CUDA cannot be used: " + reason + "\n");
 }
 
 // A step of a model on so many rows. Says how far it came.
@@ -184,7 +188,9 @@ const Child kMemory("memory", [] {
       in_forward |= how.starts_with("forward");
       in_backward |= how.starts_with("backward");
       if (!contains(how, "[allocate] out of memory on cuda:0: ") ||
-          !contains(how, " bytes were asked for; tensors use ") || !contains(how, "free; use a smaller batch or model"))
+          !contains(how, " bytes were asked for; tensors use ") ||
+          !contains(how, ", the workspaces of products 0, the pool holds ") ||
+          !contains(how, "free; use a smaller batch or model"))
         tell(how);
     }
     if (const std::size_t after = memory_stats(kFirst).in_use; after != before)
@@ -208,6 +214,7 @@ const Child kLost("lost", [] {
   });
   tell(cuda::unavailable_reason());
   tell_error([&] { kept.to("cpu"); });
+  tell_error([&] { zeros({2}, {.device = kFirst}); });
   return end_of(cpu_works());
 });
 
@@ -215,11 +222,12 @@ TEST_CASE("cuda: a device that is lost in the middle of training") {
   const Outcome found = cuda_double_test::run_child("lost", {{"TANDEM_CUDA_DOUBLE_FAULT", "150"}});
   INFO(found.text);
   CHECK(found.status == 0);
-  CHECK(
-      contains(found.text,
-               "CUDA failed: an illegal memory access was encountered (cudaErrorIllegalAddress); an error of a kernel "
-               "may come from an earlier operation\nCUDA failed: an illegal memory access was encountered "
-               "(cudaErrorIllegalAddress)\n"));
+  const std::string fault = "an illegal memory access was encountered (cudaErrorIllegalAddress)";
+  const std::string reason = "CUDA failed in this process before: " + fault +
+                             ", and works again only in a new one; start the program anew, from its last checkpoint\n";
+  const std::string used = "[cuda] cuda:0 cannot be used: " + reason;
+  CHECK(contains(found.text, "CUDA failed: " + fault + "; an error of a kernel may come from an earlier operation\n" +
+                                 reason + used + used));
 }
 
 struct Statics {

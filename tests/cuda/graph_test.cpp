@@ -368,6 +368,29 @@ TEST_CASE("cuda: actions of the host at each replay, before its work, in the ord
   CHECK(x.item<int>() == 2);
 }
 
+TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") {
+  Tensor w = ones({3}, {.device = kDevice, .requires_grad = true}), loss;
+  cuda::Graph graph;
+  graph.capture([&] { loss = sum(exp(w)); });
+  graph.replay();
+  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "a replay changes what its graph computes",
+              "capture the backward with it");
+}
+
+TEST_CASE("cuda: tensors that are made in a capture") {
+  Tensor labels = tensor({2, 0}, {.device = kDevice}), made;
+  cuda::Graph graph;
+  graph.capture([&] {
+    made = one_hot(labels, 3).to(float32) + arange(0.5, 2.6, 1, {.device = kDevice}) +
+           eye(3, {.device = kDevice}).select(0, 1);
+  });
+  graph.replay();
+  CHECK(made.to_vector<float>() == std::vector<float>{0.5, 2.5, 3.5, 1.5, 2.5, 2.5});
+  labels.copy_(tensor({1, 1}));
+  graph.replay();
+  CHECK(made.to_vector<float>() == std::vector<float>{0.5, 3.5, 2.5, 0.5, 3.5, 2.5});
+}
+
 TEST_CASE("cuda: what cannot be captured is an error, after which all is usable") {
   const auto run = [](bool with_errors) {
     manual_seed(8);
@@ -391,6 +414,7 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       refused([&] { on_host.to(kDevice); }, "values are copied from the host");
       refused([&] { pinned.to(kDevice, true); }, "values are copied from the host");
       refused([&] { t.x.copy_(on_host); }, "values are copied from the host");
+      refused([&] { randperm(5, {.device = kDevice}); }, "[randperm] an order is made on the host and copied");
       refused([&] { cuda::synchronize(kDevice); }, "nothing runs that could be waited for");
       refused([&] { empty_cache(); }, "memory cannot be given back");
       refused([&] { cuda::pin_memory(ones({12345})); }, "page-locked memory cannot be made");

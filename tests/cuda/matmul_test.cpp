@@ -7,6 +7,7 @@
 
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda/streams.h>
 
 namespace tandem {
 namespace {
@@ -218,6 +219,25 @@ TEST_CASE("cuda: threads that share a device keep their biases and workspaces ap
     const Tensor expected = linear(x, w, full({10}, 1.0 * t, {.dtype = float32}), t % 2 == 1) * kRounds;
     CHECK_CLOSE(found[static_cast<std::size_t>(t)], expected, 1e-4);
   }
+}
+
+TEST_CASE("cuda: what products have on a stream goes with it") {
+  const auto held = [] {
+    cuda::synchronize(kGpu);
+    empty_cache();
+    return memory_stats(kGpu).reserved;
+  };
+  const Tensor x = randn({300, 300}).to(kGpu);
+  (void)matmul(x, x);
+  const std::size_t before = held(), used = memory_stats(kGpu).in_use;
+  for (int64_t i = 1; i <= 3; ++i) {  // problems that are met, and measured, on these streams
+    const cuda::OwnStream stream(kGpu);
+    const cuda::OnStream scope(stream);
+    const Tensor part = x.narrow(1, 0, 100 * i);
+    (void)matmul(part, part.t());
+    CHECK(memory_stats(kGpu).in_use == used);
+  }
+  CHECK(held() == before);
 }
 
 TEST_CASE("cuda: TF32 is allowed only when it is asked for") {

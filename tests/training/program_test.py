@@ -192,7 +192,7 @@ def cuda(folder):
     settings = ["--epochs", 2, "--batch-size", 30, "--data", folder]
     two = (TANDEM_RUN, "-n", "2")
     dp, ddp = ["--device", "cuda", "--parallel", "dp"], ["--device", "cuda", "--parallel", "ddp"]
-    modes = [([], (), ""), (["--device", "cuda"], (), ": cuda:0"), (["--device", "cuda", "--graph"], (), ": cuda:0"),
+    modes = [([], (), ""), (["--device", "cuda"], (), ": cuda:0"), (["--device", "cuda:1", "--graph"], (), ": cuda:1"),
              ([*dp, "--devices", 2], (), "DataParallel on 2 devices"),
              (ddp, two, "DistributedDataParallel on 2 processes (nccl)")]
     for optimizer, tried in ((["--lr", 0.05, "--momentum", 0.9], modes[:2]), (["--optimizer", "adam"], modes)):
@@ -212,6 +212,8 @@ def cuda(folder):
     assert "resumed from" in done and epochs(folder / "log")[-1]["epoch"] == 3, done
     output = run(*settings, *dp, "--devices", 60, expect=1)
     assert "--devices 60: there are" in output and "CUDA devices; give 1 to" in output, output
+    output = run(*settings, "--device", "cuda:60", expect=1)
+    assert "cuda:60 does not exist: CUDA devices are cuda:0 to cuda:" in output, output
     output = run(*settings, *dp, "--reproducible", 4, expect=2)
     assert "--reproducible: is for --device cpu" in output, output
     ENVIRONMENT["TANDEM_CUDA_MODULE"] = str(folder / "none.so")
@@ -224,6 +226,10 @@ def mistakes(folder):
     cases = [
         (["--data", folder], 1, "dataset-fashion-mnist"),
         (["--device", "cuda"], 1, 'use "cpu"'),
+        (["--device", "gpu"], 2, "--device: is gpu; give cpu, cuda, or one of several as cuda:1"),
+        (["--device", "cuda:1", "--parallel", "dp"], 2, "cuda:1 is one device, and --parallel dp takes several"),
+        (["--device", "cuda:0", "--parallel", "ddp", "--nproc", 2], 2, "in CUDA_VISIBLE_DEVICES"),
+        (["--device", "cpu:7"], 1, "cpu:7 does not exist"),
         (["--parallel", "ddp"], 1, "tandem-run -n 2"),
         (["--nproc", 2], 2, "--parallel ddp"),
         (["--comm-hook", "fp16"], 2, "--parallel ddp"),
