@@ -91,6 +91,8 @@ void run(const Settings& settings) {
                              {"median_us", median},
                              {"p10_us", low},
                              {"p90_us", high}});
+          // Also what there is when time runs out.
+          if (!settings.json.empty() && !bench::write_json(settings.json, records.dump(1))) std::exit(1);
         };
         report("plain", measure([&] { step.run(); }, settings));
         if (settings.graph) {
@@ -99,7 +101,6 @@ void run(const Settings& settings) {
           report("graph", measure([&] { graph.replay(); }, settings));
         }
       }
-  if (!settings.json.empty() && !bench::write_json(settings.json, records.dump(1))) std::exit(1);
 }
 
 }  // namespace
