@@ -47,7 +47,7 @@ TEST_CASE("a function says whether it gives a mean, a sum or the rows") {
   x.set_grad({});
   average(x, y).backward();
   CHECK_CLOSE(gradient, x.grad(), 1e-12);
-  CHECK_ERROR(model.loss(rows, Reduction::mean, x, y), "replica 0 on cpu:0", "the loss function returned {3}",
+  CHECK_ERROR(model.loss(rows, Reduction::mean, x, y), "replica 0 on cpu:0", "the loss function gave a tensor of shape {3}",
               "Reduction::none");
 }
 
