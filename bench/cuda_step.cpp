@@ -107,7 +107,9 @@ void run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app{"Times a training step of an MLP on one CUDA device."};
+  CLI::App app{
+      "Times a training step of an MLP on one CUDA device. It needs an NVIDIA GPU with its driver, and the module "
+      "libtandem_cuda.so. bench/peers/pytorch_cuda.py times the same step in PyTorch."};
   app.add_option("--width", settings.widths, "of the hidden layers")->delimiter(',');
   app.add_option("--batch-size", settings.batch_sizes, "rows a step")->delimiter(',');
   app.add_option("--optimizer", settings.optimizers, "sgd, adam")

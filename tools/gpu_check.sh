@@ -237,7 +237,7 @@ cd "$build" || exit 1
 
 # Tests on the device.
 step "tests of CUDA" $((double ? 180 : 60)) tests/cuda/cuda_test
-step "every operation against the CPU" 60 tests/autograd/autograd_test '--test-case=*CUDA*'
+step "every operation against the CPU" 60 tests/autograd/autograd_test '--test-case=*CUDA*' --no-skip
 
 # Training.
 train=(examples/fashion_mnist --epochs 1 --optimizer adam "${data[@]}")
@@ -290,7 +290,7 @@ if [ -f libtandem_nccl.so ] || [ -f "${TANDEM_NCCL_MODULE:-}" ]; then
     step "training, 2 ranks on one GPU" 60 ./tandem-run -n 2 sh -c 'NCCL_HOSTID=host$RANK exec "$0" "$@"' \
     "${train[@]}" --batch-size $rows_of_ranks --device cuda --parallel ddp --backend nccl
 else
-  skip "training, 2 ranks on one GPU" "there is no libtandem_nccl.so, since NCCL's header or library was not found"
+  skip "training, 2 ranks on one GPU" "no libtandem_nccl.so: NCCL's header or library was not found, or see the build"
 fi
 
 # Addresses and races in kernels.
