@@ -258,8 +258,8 @@ for name in ("cpu", "gpu", "graph"):
 print("  ".join(f"{name}: {value:.4f}" for name, value in loss.items()))
 sys.exit(any(abs(value - loss["cpu"]) > 0.02 for value in loss.values()))
 ' "$logs"
-count=$(timeout 30 nvidia-smi -L 2>/dev/null | wc -l)
-if [ -n "$double" ] || [ "$count" -gt 1 ]; then
+if [ -n "$double" ]; then count=$TANDEM_CUDA_DOUBLE_DEVICES; else count=$(timeout 30 nvidia-smi -L 2>/dev/null | wc -l); fi
+if [ "$count" -gt 1 ]; then
   step "training, DataParallel on 2 GPUs" 40 "${train[@]}" --batch-size $rows_a_step --device cuda --parallel dp --devices 2
 else
   skip "training, DataParallel on 2 GPUs" "there is one"
