@@ -91,6 +91,8 @@ void run(const Settings& settings) {
                              {"median_us", median},
                              {"p10_us", low},
                              {"p90_us", high}});
+          // Also what there is when time runs out.
+          if (!settings.json.empty() && !bench::write_json(settings.json, records.dump(1))) std::exit(1);
         };
         report("plain", measure([&] { step.run(); }, settings));
         if (settings.graph) {
@@ -99,14 +101,15 @@ void run(const Settings& settings) {
           report("graph", measure([&] { graph.replay(); }, settings));
         }
       }
-  if (!settings.json.empty() && !bench::write_json(settings.json, records.dump(1))) std::exit(1);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app{"Times a training step of an MLP on one CUDA device."};
+  CLI::App app{
+      "Times a training step of an MLP on one CUDA device. It needs an NVIDIA GPU with its driver, and the module "
+      "libtandem_cuda.so. bench/peers/pytorch_cuda.py times the same step in PyTorch."};
   app.add_option("--width", settings.widths, "of the hidden layers")->delimiter(',');
   app.add_option("--batch-size", settings.batch_sizes, "rows a step")->delimiter(',');
   app.add_option("--optimizer", settings.optimizers, "sgd, adam")

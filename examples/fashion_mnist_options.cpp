@@ -20,12 +20,12 @@ bool same_file(const std::string& a, const std::string& b) {
 int parse_options(int argc, char** argv, Options& o) {
   CLI::App app{
       "Trains the MLP 784-512-512-10 on Fashion-MNIST: on one device, with DataParallel (one process, a thread for "
-      "each "
-      "device) or with DistributedDataParallel (a process for each device).\n\n"
+      "each device) or with DistributedDataParallel (a process for each device).\n\n"
       "  fashion_mnist --epochs 5\n"
       "  fashion_mnist --parallel dp --devices 2\n"
       "  fashion_mnist --parallel ddp --nproc 2\n"
       "  tandem-run -n 2 fashion_mnist --parallel ddp\n"
+      "  fashion_mnist --device cuda --graph\n"
       "  tandem-run -n 2 --max-restarts 3 fashion_mnist --parallel ddp --save run.safetensors --save-every 100\n\n"
       "A job that the launcher starts again (RESTART_COUNT is above 0) goes on from the file of --save where it has "
       "written it itself; what an earlier run has left there is taken by --resume alone."};
@@ -47,7 +47,9 @@ int parse_options(int argc, char** argv, Options& o) {
   app.add_option("--powersgd-rank", o.powersgd_rank, "powersgd: rank of the two factors that stand for a gradient")
       ->check(number_from(1, 64))
       ->capture_default_str();
-  app.add_option("--device", o.device, "cpu, cuda or, without --parallel, one of several: cuda:1")
+  app.add_option(
+         "--device", o.device,
+         "cpu, or cuda, which needs an NVIDIA GPU with its driver; without --parallel also one of several: cuda:1")
       ->check(device_name())
       ->type_name("DEVICE")
       ->capture_default_str();

@@ -10,6 +10,7 @@
 
 #include <tandem/autograd/functions.h>
 #include <tandem/parallel/on_rank_0.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/parallel/zero.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
@@ -141,12 +142,7 @@ void load_checkpoint(const std::string& path, const std::vector<StateRef<Statefu
   compare_files(path, group);
   const bool own = has_states(path);
   if (own) all.push_back(random);
-  try {
-    load(path, all, options);
-  } catch (const std::exception& e) {
-    group.fail(e.what()).wait();
-    throw;
-  }
+  do_own_part(group, [&] { load(path, all, options); });
   if (own) set_random_state(state_of(random.states[group.rank()]));
   group.barrier().wait();  // ranks that are threads have one state: nobody draws before all have set it
 }

@@ -223,22 +223,17 @@ Tensor DataParallel::loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> func
   s.log->restart();
   if (s.reproducible())
     return s.reproducible_loss(reduction, x, y, [&](const Tensor& output, const Tensor& target) {
-      return part_of_loss(function, reduction == Reduction::mean, output, target);
+      return part_of_loss("DataParallel", function, reduction, output, target);
     });
   if (reduction == Reduction::none) return s.alone() ? s.loss_alone(function, x, y) : s.joined(x, y, function);
-  // The mean of nothing is no number; no row adds nothing.
-  const auto value_of = [&](const Tensor& output, const Tensor& target) {
-    return target.dim() > 0 && target.size(0) == 0 ? sum(output) : function(output, target);
-  };
-  if (s.alone()) return s.loss_alone(value_of, x, y);
-  const bool mean = reduction == Reduction::mean;
-  return s.combined(mean, x, y, [&](const Tensor& output, const Tensor& target) {
-    const Tensor value = value_of(output, target);
-    check(value.numel() == 1, "DataParallel",
-          "the loss function returned {}; a mean or a sum is one number: give Reduction::none for one a row",
-          value.shape());
-    const auto rows = static_cast<double>(target.size(0));
-    return LossParts{mean ? value * rows : value, full({}, rows, {.dtype = float64})};
+  if (s.alone())  // the mean of nothing is no number; no row adds nothing
+    return s.loss_alone(
+        [&](const Tensor& output, const Tensor& target) {
+          return target.dim() > 0 && target.size(0) == 0 ? sum(output) : function(output, target);
+        },
+        x, y);
+  return s.combined(reduction == Reduction::mean, x, y, [&](const Tensor& output, const Tensor& target) {
+    return part_of_loss("DataParallel", function, reduction, output, target);
   });
 }
 

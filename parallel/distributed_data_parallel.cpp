@@ -1,7 +1,6 @@
 #include <tandem/parallel/distributed_data_parallel.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <optional>
 
@@ -12,6 +11,7 @@
 #include <tandem/parallel/contents.h>
 #include <tandem/parallel/data_parallel.h>
 #include <tandem/parallel/joinable.h>
+#include <tandem/parallel/loss_exchange.h>
 #include <tandem/parallel/replicas.h>
 #include <tandem/parallel/reproducible.h>
 #include <tandem/parallel/unused_parameters.h>
@@ -24,12 +24,6 @@ namespace tandem::parallel {
 namespace {
 
 constexpr const char* kName = "DistributedDataParallel";
-
-// What is compared of a loss that is a function.
-std::string function_with(Reduction reduction) {
-  constexpr const char* kReductions[] = {"mean", "sum", "none"};
-  return fmt::format("a function (reduction={})", kReductions[static_cast<int>(reduction)]);
-}
 
 std::int64_t bytes_of_mb(const char* option, double mb) {
   constexpr double kMost = 1 << 20;
@@ -138,55 +132,12 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
       if (!unused) Tensor(reducer->parameter(i)).set_grad(reducer->view(i));
   }
 
-  // What the ranks tell each other about a loss: the normaliser, and a hash of the criterion. Where the model is on a
-  // GPU the normalisers are summed there, so that the host need not wait for them.
-  struct Exchange {
-    Tensor all = {};
-    Work work = {};
-    std::vector<int> ended = {};  // ranks, whose criterion does not count
-    Tensor on_gpu = {};
-    Work summed = {};
-  };
-  Exchange start_exchange(const Tensor& own, std::string_view criterion, const Participants& who) {
-    const Purpose purpose(kPurposeOfLoss);
-    const auto digest = static_cast<std::int64_t>(hash(std::as_bytes(std::span(criterion))));
-    Exchange e{.all = zeros({group->size(), 2}, {.dtype = int64}), .ended = who.ended};
-    double normalizer = 0;
-    if (home().is_cuda()) {
-      e.on_gpu = own.to(home()).to(float64).clone();
-      e.summed = group->all_reduce(e.on_gpu);
-    } else {
-      normalizer = own.to(float64).item<double>();
-    }
-    e.work = group->all_gather(e.all, tensor(std::vector{std::bit_cast<std::int64_t>(normalizer), digest}));
-    return e;
-  }
-  // The sum of the normalisers. CommError on every rank where criteria differ.
-  Tensor finish(Exchange e, const std::string& criterion) {
-    e.work.wait();
-    double sum = 0;
-    std::optional<std::int64_t> digest;
-    bool alike = true;
-    for (int r = 0; r < group->size(); ++r) {
-      const std::int64_t* told = e.all.const_data<std::int64_t>() + std::int64_t{2} * r;
-      sum += std::bit_cast<double>(told[0]);
-      if (std::ranges::find(e.ended, r) != e.ended.end()) continue;
-      alike = alike && told[1] == digest.value_or(told[1]);
-      digest = told[1];
-    }
-    const Purpose purpose(kPurposeOfLoss);
-    if (!alike) verify_alike({{"loss", criterion}}, *group, kSameLoss, e.ended);
-    if (!e.on_gpu.defined()) return full({}, sum, {.dtype = float64});
-    e.summed.wait();
-    return e.on_gpu;
-  }
-
   void shadow(int call, const Participants& who) override {
     const NoGradGuard no_grad;
     if (call == kBuffers) {
       broadcast_tensors(module->buffers(), who.lowest, *group);
     } else if (call == kLoss) {
-      (void)finish(start_exchange(zeros({}, {.dtype = float64}), "", who), "");
+      LossExchange(group, zeros({}, {.dtype = float64}), home(), "", who.ended).wait();
     } else if (call == kFirstStep) {
       check_before_first_step(*module, nullptr, *group, who.ended);
     } else if (call == kGuard) {
@@ -359,15 +310,17 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
     check(reduction != Reduction::none, kName,
           "loss needs one number for all rows; for Reduction::none compute criterion(model(x), y) and reduce it");
     const bool mean = reduction == Reduction::mean, known = mean && normalizer.defined();
-    Exchange exchange;
-    const auto tell = [&](const Tensor& own) { exchange = start_exchange(own, criterion, announce(kLoss)); };
+    std::optional<LossExchange> exchange;
+    const auto tell = [&](const Tensor& own) {
+      exchange.emplace(group, own, home(), criterion, announce(kLoss).ended);
+    };
     if (known) tell(normalizer.detach());
     LossParts own = forward([&](nn::Module& m) { return parts(m(x)); });
     if (mean && !known) tell(own.normalizer.detach());
     Tensor divisor;  // of a mean
     if (mean) {
       const trace::Span span("wait for normalizer");
-      divisor = finish(std::move(exchange), criterion);
+      divisor = exchange->wait();
     }
     // The average over the ranks makes it the quotient of all rows' sum and normaliser.
     Tensor result = !mean                        ? mean_of_parts(own.sum, 1.0 / group->size())
@@ -482,21 +435,13 @@ Tensor DistributedDataParallel::loss(FunctionRef<Tensor(const Tensor&, const Ten
   if (state_->shards)
     return state_->reproducible_loss(function_with(reduction), reduction, x, y,
                                      [&](const Tensor& output, const Tensor& target) {
-                                       return part_of_loss(function, reduction == Reduction::mean, output, target);
+                                       return part_of_loss(kName, function, reduction, output, target);
                                      });
   check(y.dim() > 0, kName, "the target is a single number; loss needs one row for each of the input's");
-  const auto rows = static_cast<double>(y.size(0));
-  const Tensor normalizer = full({}, rows, {.dtype = float64});
+  const Tensor normalizer = full({}, static_cast<double>(y.size(0)), {.dtype = float64});
   return state_->loss(
       function_with(reduction), reduction, x, normalizer,
-      [&](const Tensor& output) -> LossParts {
-        if (rows == 0) return {sum(output), normalizer};  // the mean of nothing is no number; no row adds nothing
-        const Tensor value = function(output, y);
-        check(value.numel() == 1, kName, "the loss function gave a tensor of shape {}; it must give one number",
-              value.shape());
-        return {reduction == Reduction::mean ? value * rows : value, normalizer};
-      },
-      state_);
+      [&](const Tensor& output) { return part_of_loss(kName, function, reduction, output, y); }, state_);
 }
 
 void DistributedDataParallel::register_comm_hook(CommHook hook) {

@@ -4,6 +4,7 @@
 #include <future>
 
 #include <tandem/parallel/comm/backends.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/thread_context.h>
@@ -31,12 +32,7 @@ void on_rank_0(FunctionRef<void()> work, ProcessGroup& group) {
   };
   std::future<void> ended = std::async(std::launch::async, run);
   while (ended.wait_for(kSignOfLife) != std::future_status::ready) group.broadcast(done, 0).wait();
-  try {
-    ended.get();
-  } catch (const std::exception& e) {
-    group.fail(e.what()).wait();
-    throw;
-  }
+  do_own_part(group, [&] { ended.get(); });
   done = ones({1});
   group.broadcast(done, 0).wait();
 }

@@ -12,6 +12,7 @@
 #include <tandem/parallel/consistency.h>
 #include <tandem/parallel/contents.h>
 #include <tandem/parallel/on_device.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/parallel/placement.h>
 #include <tandem/parallel/replicas.h>
 #include <tandem/tensor/create.h>
@@ -57,24 +58,17 @@ double sum_tree(std::span<const double> values, DType dtype) {
   return dtype == float32 ? sum_tree<float>(values) : sum_tree<double>(values);
 }
 
-// What fails on this rank alone takes the place of the next collective, so that the others do not wait for it.
+// What fails on this rank alone is told to the others, where there are others.
 template <class Body>
 void attempt(ProcessGroup* group, const Body& body) {
-  const auto tell = [&](const char* what) {
-    if (group != nullptr) try {
-        group->fail(what).wait();
-      } catch (const std::exception&) {  // the first error is what counts
-      }
-  };
-  try {
-    body();
-  } catch (const std::exception& e) {
-    tell(e.what());
-    throw;
-  } catch (...) {
-    tell("threw an exception of an unknown type");
-    throw;
-  }
+  if (group == nullptr) return body();
+  do_own_part(*group, body);
+}
+
+void check_one_number(const char* name, const Tensor& value) {
+  check(value.defined() && value.numel() == 1, name,
+        "the loss function gave {}; a mean or a sum is one number (for one a row a DataParallel has Reduction::none)",
+        value.defined() ? fmt::format("a tensor of shape {}", value.shape()) : "nothing");
 }
 
 // A part in memory of its own: what kernels do with the ends of a row may depend on where it begins.
@@ -178,9 +172,7 @@ std::vector<Tensor> compute(const Shards& shards, const Opening& opening, const 
     try {
       const Tensor target = part_at(y, starts[part], sizes[part], device);
       own = part_of(replicas.module()(part_at(x, starts[part], sizes[part], device)), target);
-      check(own.sum.defined() && own.sum.numel() == 1, shards.name,
-            "the loss function gave {} for a part; a mean or a sum is one number",
-            own.sum.defined() ? fmt::format("{}", own.sum.shape()) : "nothing");
+      check_one_number(shards.name, own.sum);
       check(own.sum.dtype() == float32 || own.sum.dtype() == float64, shards.name,
             "the loss function gave an {}; a loss is float32 or float64", own.sum.dtype());
     } catch (const std::exception& e) {
@@ -247,13 +239,14 @@ void check_no_recorded_forward(const char* name) {
         "a forward of its own needs NoGradGuard");
 }
 
-LossParts part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
-                       const Tensor& target) {
+LossParts part_of_loss(const char* name, FunctionRef<Tensor(const Tensor&, const Tensor&)> function,
+                       Reduction reduction, const Tensor& output, const Tensor& target) {
   const auto rows = static_cast<double>(target.size(0));
   const Tensor normalizer = full({}, rows, {.dtype = float64});
   if (rows == 0) return {sum(output), normalizer};  // the mean of nothing is no number; no row adds nothing
   const Tensor value = function(output, target);
-  return {mean ? value * rows : value, normalizer};
+  check_one_number(name, value);
+  return {reduction == Reduction::mean ? value * rows : value, normalizer};
 }
 
 Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Reduction reduction, const Tensor& x,

@@ -37,9 +37,9 @@ void check_no_recorded_forward(const char* name);
 
 /// What a part contributes to a loss.
 using PartOfLoss = FunctionRef<LossParts(const Tensor& output, const Tensor& target)>;
-/// That of a function that gives the mean or the sum over rows.
-LossParts part_of_loss(FunctionRef<Tensor(const Tensor&, const Tensor&)> function, bool mean, const Tensor& output,
-                       const Tensor& target);
+/// That of a function that gives the mean or the sum over rows. Error of the wrapper `name` unless it is one number.
+LossParts part_of_loss(const char* name, FunctionRef<Tensor(const Tensor&, const Tensor&)> function,
+                       Reduction reduction, const Tensor& output, const Tensor& target);
 
 /// Where the parts of a batch are computed.
 struct Shards {

@@ -14,6 +14,7 @@
 #include <tandem/parallel/contents.h>
 #include <tandem/parallel/joinable.h>
 #include <tandem/parallel/on_device.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/trace.h>
 
@@ -24,20 +25,6 @@ constexpr const char* kName = "ZeroRedundancyOptimizer";
 constexpr const char* kSameOptimizer = "make, set, load and step the same optimizer of the same model on every rank";
 
 std::int64_t elements_of_cache_line(DType dtype) { return 64 / static_cast<std::int64_t>(size_of(dtype)); }
-
-// Does this rank's part of something that all do together. The others would wait for one that cannot, so they are told;
-// of a CommError they know.
-template <class Body>
-void do_own_part(ProcessGroup& group, const Body& body) {
-  try {
-    body();
-  } catch (const CommError&) {
-    throw;
-  } catch (const std::exception& e) {
-    group.fail(e.what()).wait();
-    throw;
-  }
-}
 
 // Settings and numbers of steps: what every rank has, while buffers are of its own slices.
 NamedTensors numbers_of(NamedTensors state) {

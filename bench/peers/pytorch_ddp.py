@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The distributed step of bench/dp_vs_ddp in PyTorch: DistributedDataParallel over Gloo, one thread a process, and its all-reduce.
+"""The distributed step of bench/dp_vs_ddp in PyTorch: DistributedDataParallel over Gloo, one thread a process, and its
+all-reduce.
 
-Debian's packages python3-torch and libopenblas0-pthread bring PyTorch and a fast BLAS for it. Each setting is measured with the default
-allocator and with raised malloc thresholds, as in pytorch_step.py. With --ours build/bench our dp_vs_ddp and all_reduce are run right
-after each, so that both sides meet the same state of the machine.
+It needs PyTorch: Debian's packages python3-torch and libopenblas0-pthread bring it and a fast BLAS. Each setting is measured
+with the default allocator and with raised malloc thresholds, as in pytorch_step.py. With --ours build/bench our dp_vs_ddp
+and all_reduce are run right after each, so that both sides meet the same state of the machine.
 
 usage: pytorch_ddp.py [--batch-size 8,64,512] [--optimizer sgd,adam] [--nproc 2] [--rounds 11] [--ours build/bench] [--json FILE]
 """
@@ -12,13 +13,13 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from pytorch_step import RAISED, numbers
+from pytorch_step import RAISED
+from results import Table, options, summary
 
 REDUCED = 669_706  # elements of the all-reduce: the gradients of the MLP, 2.68 MB
 
@@ -40,12 +41,7 @@ def median_of_rounds(rounds, call, sync):
         for _ in range(int(calls)):
             call()
         times.append((time.perf_counter() - start) / int(calls) * 1e6)
-    times.sort()
-    return {
-        "median_us": statistics.median(times),
-        "p10_us": times[len(times) // 10],
-        "p90_us": times[-1 - len(times) // 10],
-    }
+    return summary(times)
 
 
 def measure(batch_size, optimizer, rounds):
@@ -120,13 +116,9 @@ def ours(args, batch_size, optimizer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=numbers, default=[8, 64, 512], help="rows of all processes together")
-    parser.add_argument("--optimizer", type=lambda s: s.split(","), default=["sgd", "adam"])
+    parser = options(__doc__, [8, 64, 512])
     parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--ours", help="folder of our benchmarks, to run beside")
-    parser.add_argument("--json", help="write the records to this file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -138,22 +130,15 @@ def main():
     except ImportError:
         sys.exit("PyTorch is not installed: apt-get install python3-torch")
     print(f"PyTorch {torch.__version__}, Gloo, {args.nproc} processes of 1 thread")
-    print(f"{'batch':>6} {'optimizer':>10} {'malloc':>8} {'median (us)':>12} {'p10':>8} {'p90':>8} {'ours (us)':>10} {'ratio':>6}")
-    records = []
+    table = Table(args.json, ["batch_size", "optimizer", "malloc"], more=f" {'ours (us)':>10} {'ratio':>6}")
     settings = [(b, o) for b in args.batch_size for o in args.optimizer] + [(0, "all_reduce")]
     for batch_size, optimizer in settings:
         for malloc in ("default", "raised"):
-            r = run_ranks(args, batch_size, optimizer, malloc)
+            result = run_ranks(args, batch_size, optimizer, malloc)
             mine = ours(args, batch_size, optimizer) if args.ours else None
-            compared = f"{mine:>10.0f} {r['median_us'] / mine:>6.2f}" if mine else f"{'-':>10} {'-':>6}"
-            what = str(batch_size) if batch_size else "2.68MB"
-            print(f"{what:>6} {optimizer:>10} {malloc:>8} {r['median_us']:>12.0f} {r['p10_us']:>8.0f} {r['p90_us']:>8.0f} "
-                  f"{compared}", flush=True)
-            records.append({"batch_size": batch_size, "optimizer": optimizer, "nproc": args.nproc, "malloc": malloc, **r,
-                            **({"ours_us": mine} if mine else {})})
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(records, file, indent=1)
+            compared = f" {mine:>10.0f} {result['median_us'] / mine:>6.2f}" if mine else f" {'-':>10} {'-':>6}"
+            table.add({"batch_size": batch_size, "optimizer": optimizer, "malloc": malloc}, result, compared,
+                      nproc=args.nproc, **({"ours_us": mine} if mine else {}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The training step of bench/step_limit in PyTorch, with the default allocator and with raised malloc thresholds.
 
-Debian's packages python3-torch and libopenblas0-pthread bring PyTorch and a fast BLAS for it. Most of the time of its Adam on the CPU is glibc's malloc returning
-memory to the system and faulting it in again; a fair comparison shows both settings.
+It needs PyTorch: Debian's packages python3-torch and libopenblas0-pthread bring it and a fast BLAS. Most of the time of
+its Adam on the CPU is glibc's malloc returning memory to the system and faulting it in again; a fair comparison shows both
+settings.
 
 usage: pytorch_step.py [--batch-size 8,64,512] [--optimizer sgd,adam] [--threads 1,2] [--rounds 11] [--json FILE]
 """
@@ -10,10 +11,11 @@ usage: pytorch_step.py [--batch-size 8,64,512] [--optimizer sgd,adam] [--threads
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
+
+from results import Table, numbers, options, summary
 
 RAISED = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
@@ -49,25 +51,12 @@ def measure(batch_size, optimizer, threads, rounds):
             step()
             calls += 1
         times.append((time.perf_counter() - start) / calls * 1e6)
-    times.sort()
-    return {
-        "median_us": statistics.median(times),
-        "p10_us": times[len(times) // 10],
-        "p90_us": times[-1 - len(times) // 10],
-    }
-
-
-def numbers(text):
-    return [int(n) for n in text.split(",")]
+    return summary(times)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=numbers, default=[8, 64, 512])
-    parser.add_argument("--optimizer", type=lambda s: s.split(","), default=["sgd", "adam"])
+    parser = options(__doc__, [8, 64, 512])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", help="write the records to this file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -79,26 +68,17 @@ def main():
     except ImportError:
         sys.exit("PyTorch is not installed: apt-get install python3-torch")
     print(f"PyTorch {torch.__version__}")
-    print(f"{'batch':>6} {'optimizer':>9} {'threads':>7} {'malloc':>8} {'median (us)':>12} {'p10':>8} {'p90':>8}")
-    records = []
-    for threads in args.threads:
-        for batch_size in args.batch_size:
-            for optimizer in args.optimizer:
-                for malloc in ("default", "raised"):
-                    environment = {**os.environ, **(RAISED if malloc == "raised" else {})}
-                    # A BLAS with threads of its own would not keep to torch.set_num_threads.
-                    environment |= {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-                    one = [sys.executable, __file__, "--one", f"{batch_size},{optimizer},{threads}"]
-                    done = subprocess.run([*one, "--rounds", str(args.rounds)], env=environment, capture_output=True,
-                                          text=True, check=True)
-                    r = json.loads(done.stdout)
-                    print(f"{batch_size:>6} {optimizer:>9} {threads:>7} {malloc:>8} {r['median_us']:>12.0f} "
-                          f"{r['p10_us']:>8.0f} {r['p90_us']:>8.0f}", flush=True)
-                    records.append({"batch_size": batch_size, "optimizer": optimizer, "threads": threads,
-                                    "malloc": malloc, **r})
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(records, file, indent=1)
+    table = Table(args.json, ["batch_size", "optimizer", "threads", "malloc"])
+    settings = [(t, b, o, m) for t in args.threads for b in args.batch_size for o in args.optimizer
+                for m in ("default", "raised")]
+    for threads, batch_size, optimizer, malloc in settings:
+        environment = {**os.environ, **(RAISED if malloc == "raised" else {})}
+        # A BLAS with threads of its own would not keep to torch.set_num_threads.
+        environment |= {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        one = [sys.executable, __file__, "--one", f"{batch_size},{optimizer},{threads}", "--rounds", str(args.rounds)]
+        done = subprocess.run(one, env=environment, capture_output=True, text=True, check=True)
+        table.add({"batch_size": batch_size, "optimizer": optimizer, "threads": threads, "malloc": malloc},
+                  json.loads(done.stdout))
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ TEST_CASE("cuda: each replay reads the fixed tensors anew, and counts as a chang
 
 TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given back at the end") {
   const MemoryStats before = memory_stats(kDevice);
-  constexpr std::int64_t kMany = 1 << 18;  // 1 MiB
+  constexpr std::int64_t kMany = 1 << 20;  // 4 MiB; real pools grow by 32 MiB
   {
     auto graph = std::make_unique<cuda::Graph>(kDevice);
     Tensor result;
@@ -270,9 +270,9 @@ TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given b
       });
     }
     const Tensor other = full({kMany}, 7.0, {.device = kDevice});  // does not get the memory of x or old
-    CHECK(memory_stats(kDevice).reserved < before.reserved + (std::size_t{10} << 20));
+    CHECK(memory_stats(kDevice).reserved < before.reserved + (std::size_t{64} << 20));
     const MemoryStats first = memory_stats(kDevice);
-    for (int i = 0; i < 50; ++i) graph->replay();
+    for (int i = 0; i < 12; ++i) graph->replay();
     CHECK(memory_stats(kDevice).in_use == first.in_use);
     CHECK(memory_stats(kDevice).reserved == first.reserved);
     CHECK(result.to_vector<float>() == std::vector<float>(kMany, 61));

@@ -47,8 +47,8 @@ TEST_CASE("a function says whether it gives a mean, a sum or the rows") {
   x.set_grad({});
   average(x, y).backward();
   CHECK_CLOSE(gradient, x.grad(), 1e-12);
-  CHECK_ERROR(model.loss(rows, Reduction::mean, x, y), "replica 0 on cpu:0", "the loss function returned {3}",
-              "Reduction::none");
+  CHECK_ERROR(model.loss(rows, Reduction::mean, x, y), "replica 0 on cpu:0",
+              "the loss function gave a tensor of shape {3}", "Reduction::none");
 }
 
 TEST_CASE("nothing to take a mean of is 0, and so is its gradient") {

@@ -19,6 +19,7 @@ import time
 RUN, PROGRAM = map(os.path.abspath, sys.argv[1:3])
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLEAN = {k: v for k, v in os.environ.items() if not re.match("OMP_NUM_THREADS|TANDEM_|RANK|WORLD_SIZE|GLOO_", k)}
+CLEAN["TANDEM_CUDA_MODULE"] = "none"  # the default backend is the one of machines without GPUs
 
 
 def ip(*arguments, check=True):

@@ -14,6 +14,7 @@ import tempfile
 from processes import finish, free_port
 
 PROGRAM, RUN, BACKENDS = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+os.environ["TANDEM_CUDA_MODULE"] = "none"  # the default backend is the one of machines without GPUs
 VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 SUM = {2: "tensor([3, 3, 3])", 3: "tensor([6, 6, 6])"}
 

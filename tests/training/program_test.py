@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """Runs examples/fashion_mnist as a user does.
 
-usage: program_test.py CHECK FASHION_MNIST TANDEM_RUN
+usage: program_test.py CHECK FASHION_MNIST TANDEM_RUN [CUDA_MODULE]
 """
 
 import gzip
 import json
-import math
 import os
 import pathlib
-import random
 import resource
 import signal
 import subprocess
@@ -183,12 +181,7 @@ def reproducible(folder):
 def cuda(folder):
     """GPUs give the CPU's losses in every mode, and a rank that dies is named. The environment names the modules, which
     may be those of a double of CUDA, and so slow: few rows."""
-    numbers = random.Random(1)
-    for name, rows in (("train", 90), ("t10k", 20)):
-        for kind, sizes, top in (("images-idx3", [rows, 28, 28], 256), ("labels-idx1", [rows], 10)):
-            header = bytes([0, 0, 8, len(sizes)]) + b"".join(n.to_bytes(4, "big") for n in sizes)
-            values = bytes(numbers.randrange(top) for _ in range(math.prod(sizes)))
-            (folder / f"{name}-{kind}-ubyte").write_bytes(header + values)
+    first_rows(folder, 90, 20)
     settings = ["--epochs", 2, "--batch-size", 30, "--data", folder]
     two = (TANDEM_RUN, "-n", "2")
     dp, ddp = ["--device", "cuda", "--parallel", "dp"], ["--device", "cuda", "--parallel", "ddp"]
@@ -221,8 +214,24 @@ def cuda(folder):
     assert "cuda:0 does not exist: " in output and "none.so" in output and 'use "cpu"' in output, output
 
 
+def cuda_module(folder):
+    """The module that nvcc has built, with NVIDIA's libraries: without a GPU it says so, and the CPU trains."""
+    first_rows(folder, 90, 20)
+    ENVIRONMENT["TANDEM_CUDA_MODULE"] = sys.argv[4]
+    ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = ""  # also where there is one
+    settings = ["--epochs", 2, "--batch-size", 30, "--lr", 0.05, "--data", folder]
+    output = run(*settings, "--device", "cuda", expect=1)
+    reasons = ["no NVIDIA driver is installed", "the NVIDIA driver finds no device (CUDA_VISIBLE_DEVICES is '')"]
+    assert any(f'cuda:0 does not exist: {reason}; use "cpu"' in output for reason in reasons), output
+    log = folder / "log"
+    run(*settings, "--log", log)
+    first, last = epochs(log)
+    assert last["train_loss"] < first["train_loss"], (first, last)
+
+
 def mistakes(folder):
     """Every mistake is a sentence that says what to do."""
+    ENVIRONMENT["TANDEM_CUDA_MODULE"] = str(folder / "none.so")  # also where there is a GPU
     cases = [
         (["--data", folder], 1, "dataset-fashion-mnist"),
         (["--device", "cuda"], 1, 'use "cpu"'),
