@@ -221,7 +221,7 @@ void life_in_the_bucket(const Group& group) {
   require(places() == before, "a replaced gradient moves into the bucket");
   require_gradients(*net, expected, "after set_grad", 3);
   // Clipping after backward is the same on all ranks.
-  const double norm = nn::utils::clip_grad_norm_(net->parameters(), 1e-3);
+  const double norm = nn::utils::clip_grad_norm_(net->parameters(), 1e-3).item<double>();
   double squares = 0;
   for (const Tensor& g : expected) squares += 9 * sum(pow(g, 2)).item<double>();
   require(std::abs(norm - std::sqrt(squares)) < 1e-9 * norm, "the norm is that of the averaged gradients");
