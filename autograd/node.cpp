@@ -2,6 +2,7 @@
 
 #include <tandem/autograd/engine.h>
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/thread_context.h>
@@ -82,6 +83,7 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
   if (!owner) return;  // the leaf is gone, and its gradient with it
   {
     std::lock_guard lock(mutex_);
+    note(true);
     if (grad_.defined()) {
       grad_.add_(gradient);
     } else if (destination_free()) {
@@ -95,16 +97,23 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
     for (const auto& hook : post_hooks.snapshot()) (*hook)(Tensor(owner));
 }
 
+void LeafNode::note(bool depends) const {
+  if (t_capture_watch == nullptr) return;
+  if (const auto owner = owner_.lock()) t_capture_watch->gradient(owner, grad_, depends);
+}
 Tensor LeafNode::grad() {
   std::lock_guard lock(mutex_);
+  note(true);
   return grad_;
 }
 void LeafNode::set_grad(Tensor gradient) {
   std::lock_guard lock(mutex_);
+  note(false);
   grad_ = std::move(gradient);
 }
 Tensor LeafNode::take_grad() {
   std::lock_guard lock(mutex_);
+  note(true);
   return std::exchange(grad_, {});
 }
 void LeafNode::set_destination(const Tensor& destination) {
@@ -239,7 +248,10 @@ Tensor& Tensor::requires_grad_(bool value) {
   if (!value && autograd::meta_of(*this) == nullptr) return *this;
   auto& meta = autograd::ensure_meta(*this);
   meta.requires_grad = value;
-  if (value && !meta.leaf) meta.leaf = std::make_shared<autograd::LeafNode>(impl());
+  if (value && !meta.leaf) {
+    meta.leaf = std::make_shared<autograd::LeafNode>(impl());
+    if (t_capture_watch != nullptr) t_capture_watch->gradient(impl(), {}, false);  // this step's own: it has none yet
+  }
   return *this;
 }
 
@@ -251,6 +263,8 @@ Tensor Tensor::grad() const {
 }
 
 void Tensor::set_grad(const Tensor& gradient) {
+  const autograd::Meta* meta = autograd::meta_of(*this);
+  if (!gradient.defined() && is_leaf() && (meta == nullptr || !meta->leaf)) return;  // it has none
   autograd::LeafNode& leaf = autograd::leaf_of("set_grad", *this);
   if (gradient.defined())
     check(gradient.shape() == shape() && gradient.dtype() == dtype() && gradient.device() == device(), "set_grad",

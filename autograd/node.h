@@ -114,6 +114,7 @@ class LeafNode final : public Node {
 
  private:
   bool destination_free() const;
+  void note(bool depends) const;  // for a graph that is being captured; the lock is held
   std::weak_ptr<TensorImpl> owner_;
   std::mutex mutex_;
   Tensor grad_, destination_;
