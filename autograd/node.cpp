@@ -160,6 +160,13 @@ Tensor Gradients::memory_for(std::size_t input) const {
   return empty(meta.shape, {.dtype = meta.dtype, .device = meta.device});
 }
 
+Node* Gradients::only_source(std::size_t input) const {
+  const Edge& edge = node_.inputs[input];
+  if (demands_[input] != Demand::only) return nullptr;
+  const auto& hooks = edge.node->hooks;
+  return edge.output < hooks.size() && !hooks[edge.output].empty() ? nullptr : edge.node.get();
+}
+
 Meta* meta_of(const Tensor& t) { return static_cast<Meta*>(t.impl()->autograd.get()); }
 
 Meta& ensure_meta(const Tensor& t) {
