@@ -111,6 +111,7 @@ bool Graph::captured() const { return state_ != nullptr; }
 void Graph::capture(FunctionRef<void()> body) {
   check(!capturing(), kGraph, "this thread is capturing a graph already; a capture within a capture is not possible");
   check(!captured(), kGraph, "it holds a capture already; assign a new Graph to it, or make another");
+  const trace::DeviceSpan span("capture", device_);
   auto state = std::make_unique<State>(device_);
   state->graph = module(kGraph).begin_capture(device_.index());
   t_capture_watch = state.get();
