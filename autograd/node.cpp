@@ -2,6 +2,7 @@
 
 #include <tandem/autograd/engine.h>
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/random.h>
 #include <tandem/tensor/thread_context.h>
@@ -82,6 +83,7 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
   if (!owner) return;  // the leaf is gone, and its gradient with it
   {
     std::lock_guard lock(mutex_);
+    note(true);
     if (grad_.defined()) {
       grad_.add_(gradient);
     } else if (destination_free()) {
@@ -95,16 +97,23 @@ void LeafNode::accumulate(Tensor gradient, bool own) {
     for (const auto& hook : post_hooks.snapshot()) (*hook)(Tensor(owner));
 }
 
+void LeafNode::note(bool depends) const {
+  if (t_capture_watch == nullptr) return;
+  if (const auto owner = owner_.lock()) t_capture_watch->gradient(owner, grad_, depends);
+}
 Tensor LeafNode::grad() {
   std::lock_guard lock(mutex_);
+  note(true);
   return grad_;
 }
 void LeafNode::set_grad(Tensor gradient) {
   std::lock_guard lock(mutex_);
+  note(false);
   grad_ = std::move(gradient);
 }
 Tensor LeafNode::take_grad() {
   std::lock_guard lock(mutex_);
+  note(true);
   return std::exchange(grad_, {});
 }
 void LeafNode::set_destination(const Tensor& destination) {
@@ -149,6 +158,13 @@ Tensor Gradients::memory_for(std::size_t input) const {
   if (LeafNode* leaf = edge.node->as_leaf(); leaf != nullptr && demands_[input] == Demand::only)
     if (Tensor destination = leaf->destination(); destination.defined()) return destination;
   return empty(meta.shape, {.dtype = meta.dtype, .device = meta.device});
+}
+
+Node* Gradients::only_source(std::size_t input) const {
+  const Edge& edge = node_.inputs[input];
+  if (demands_[input] != Demand::only) return nullptr;
+  const auto& hooks = edge.node->hooks;
+  return edge.output < hooks.size() && !hooks[edge.output].empty() ? nullptr : edge.node.get();
 }
 
 Meta* meta_of(const Tensor& t) { return static_cast<Meta*>(t.impl()->autograd.get()); }
@@ -241,7 +257,10 @@ Tensor& Tensor::requires_grad_(bool value) {
   if (!value && autograd::meta_of(*this) == nullptr) return *this;
   auto& meta = autograd::ensure_meta(*this);
   meta.requires_grad = value;
-  if (value && !meta.leaf) meta.leaf = std::make_shared<autograd::LeafNode>(impl());
+  if (value && !meta.leaf) {
+    meta.leaf = std::make_shared<autograd::LeafNode>(impl());
+    if (t_capture_watch != nullptr) t_capture_watch->gradient(impl(), {}, false);  // this step's own: it has none yet
+  }
   return *this;
 }
 
@@ -253,6 +272,8 @@ Tensor Tensor::grad() const {
 }
 
 void Tensor::set_grad(const Tensor& gradient) {
+  const autograd::Meta* meta = autograd::meta_of(*this);
+  if (!gradient.defined() && is_leaf() && (meta == nullptr || !meta->leaf)) return;  // it has none
   autograd::LeafNode& leaf = autograd::leaf_of("set_grad", *this);
   if (gradient.defined())
     check(gradient.shape() == shape() && gradient.dtype() == dtype() && gradient.device() == device(), "set_grad",

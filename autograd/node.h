@@ -50,6 +50,8 @@ class Gradients {
   /// Uninitialised memory of the input's shape and type for its gradient. A leaf may offer its own (a gradient
   /// bucket), so that what is written here needs no copy.
   Tensor memory_for(std::size_t input) const;
+  /// The operation that an input came from, when what set() gives goes there alone and no hook sees it; else null.
+  Node* only_source(std::size_t input) const;
   /// Gives the gradient of an input.
   void set(std::size_t input, Tensor gradient) { inputs_[input] = std::move(gradient); }
   std::vector<Tensor>& inputs() { return inputs_; }
@@ -114,6 +116,7 @@ class LeafNode final : public Node {
 
  private:
   bool destination_free() const;
+  void note(bool depends) const;  // for a graph that is being captured; the lock is held
   std::weak_ptr<TensorImpl> owner_;
   std::mutex mutex_;
   Tensor grad_, destination_;

@@ -173,8 +173,7 @@ void Module::train(bool on) {
 }
 
 void Module::zero_grad() {
-  for (Tensor& p : parameters())
-    if (p.grad().defined()) p.set_grad({});
+  for (Tensor& p : parameters()) p.set_grad({});
 }
 
 void Module::requires_grad_(bool on) {

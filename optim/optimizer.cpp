@@ -102,8 +102,7 @@ std::vector<Tensor> Optimizer::parameters() const {
 }
 
 void Optimizer::zero_grad() {
-  for (Slot& slot : slots_)
-    if (slot.parameter.grad().defined()) slot.parameter.set_grad({});
+  for (Slot& slot : slots_) slot.parameter.set_grad({});
 }
 
 // A model may have been moved or converted since its gradient was computed.

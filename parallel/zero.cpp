@@ -306,8 +306,7 @@ void ZeroRedundancyOptimizer::share_parameters() {
 }
 
 void ZeroRedundancyOptimizer::zero_grad() {
-  for (Tensor& p : parameters_)
-    if (p.grad().defined()) p.set_grad({});
+  for (Tensor& p : parameters_) p.set_grad({});
 }
 
 NamedTensors ZeroRedundancyOptimizer::gather(bool everywhere, int root) const {

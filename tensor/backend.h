@@ -51,6 +51,9 @@ using Replay = UniqueFunction<std::vector<Args>()>;
 template <class Args>
 using MakeReplay = FunctionRef<Replay<Args>()>;
 
+/// Bytes of a row of such bits for a row of `width` elements: cuBLASLt begins rows at multiples of 128 bits.
+constexpr std::int64_t mask_bytes(std::int64_t width) { return (width + 127) / 128 * 16; }
+
 /// What a device type can do.
 struct Backend {
   const char* name;
@@ -87,6 +90,12 @@ struct Backend {
   void (*bias_relu_grad)(const View& g, const View& y, const View& dz, const View& db);
   /// dw = g^T x and db = sum of rows of g; g row-major, x as in `linear`.
   void (*linear_weight_grad)(const View& g, const View& x, const View& dw, const View& db);
+  // What takes a gradient through a linear layer and the ReLU before it in one product; null where there is none.
+  /// `linear` with ReLU, which also writes where y > 0: bits, {n, mask_bytes(out)} uint8. False: there is no mask.
+  bool (*linear_relu_mask)(const View& x, const View& w, const View& bias, const View& y, const View& mask);
+  /// dx = g w where the mask of y has a bit, else 0, and db = sum of rows of dx; y {n, in}, dx alike, db {in}.
+  void (*linear_relu_input_grad)(const View& g, const View& w, const View& y, const View& mask, const View& dx,
+                                 const View& db);
 
   // Rows {n, k}, contiguous.
   void (*softmax)(bool log, const View& x, const View& y);

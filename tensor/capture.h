@@ -4,13 +4,17 @@
 
 namespace tandem {
 
-class Storage;
+class Tensor;
+struct TensorImpl;
 
-/// Is told of all memory that the operations of a capturing thread use.
+/// Is told what a capturing thread uses.
 class CaptureWatch {
  public:
   virtual ~CaptureWatch() = default;
-  virtual void used(const std::shared_ptr<Storage>& storage, bool written) = 0;
+  /// A tensor whose memory operations use.
+  virtual void used(const std::shared_ptr<TensorImpl>& tensor, bool written) = 0;
+  /// A leaf whose gradient, `now`, is about to be replaced; with `depends`, to be read or added to.
+  virtual void gradient(const std::shared_ptr<TensorImpl>& leaf, const Tensor& now, bool depends) = 0;
 };
 /// Null unless the calling thread is capturing a graph.
 inline thread_local constinit CaptureWatch* t_capture_watch = nullptr;

@@ -14,7 +14,7 @@ namespace tandem::cuda {
 ///     for (...) {
 ///       x.copy_(next_x);                     // new data, into the tensors that step() reads
 ///       graph.replay();
-///       loss.item<float>();                  // from the tensors that step() made
+///       loss.item<float>();                  // from the tensors that step() wrote to
 ///     }
 class Graph {
  public:
@@ -25,18 +25,19 @@ class Graph {
   Graph& operator=(Graph&& other) noexcept;
 
   /// Calls `body` once and records the work it gives to the device; none of it runs, and what the host counts (random
-  /// numbers, optimizer steps) stays as it was. Tensors that the body makes have values after the first replay. The
-  /// memory of those that it reads or writes is kept as long as the graph. What needs values on the host (item(),
-  /// to("cpu"), printing), copies from the host, work on another device and a first step of an optimizer are Errors,
-  /// as is what the body throws: the graph is then empty as before, and gradients that the body has left have no
-  /// values.
+  /// numbers, optimizer steps) stays as it was. Tensors that the body makes have values after the first replay.
+  /// Gradients are afterwards those of before, or none where the body has dropped them. The memory of tensors that it
+  /// reads or writes is kept as long as the graph. What needs values on the host (item(), to("cpu"), printing), copies
+  /// from the host, work on another device and a first step of an optimizer are Errors, as is what the body throws: the
+  /// graph is then empty as before.
   void capture(FunctionRef<void()> body);
   /// Whether there is something to replay.
   bool captured() const;
   /// Gives the recorded work to the device, in the order of the calling thread's other work there, and goes on. The
   /// host does its part as in an ordinary step: random numbers are drawn and optimizer steps counted anew, and the
-  /// learning rate is that of now. One thread at a time. Throws Error when nothing was captured, and when an optimizer
-  /// is gone or its parameters or state have other memory since.
+  /// learning rate is that of now. Gradients of leaves are those that the body would leave. One thread at a time.
+  /// Throws Error when nothing was captured, when an optimizer is gone, when tensors that the body used have other
+  /// memory since, and when it went on from gradients that are not there now, or from none where there are some.
   void replay();
 
  private:

@@ -76,9 +76,10 @@ void Tensor::mark_changed() { impl()->storage->mark_changed(); }
 std::uint32_t Tensor::version() const { return impl()->storage->version(); }
 
 View Tensor::raw() const {
-  const TensorImpl& t = *impl();
+  const auto& shared = impl();
+  const TensorImpl& t = *shared;
   if (t_capture_watch != nullptr) [[unlikely]]
-    t_capture_watch->used(t.storage, false);
+    t_capture_watch->used(shared, false);
   View view;
   view.data = t.data();
   view.dtype = t.dtype;
@@ -92,7 +93,8 @@ View Tensor::raw() const {
 }
 
 View Tensor::raw_for_write() {
-  const TensorImpl& t = *impl();
+  const auto& shared = impl();
+  const TensorImpl& t = *shared;
   if (!t.contiguous)
     for (int i = 0; i < t.shape.dim(); ++i)
       check(t.shape[i] <= 1 || t.strides[i] != 0, "write",
@@ -100,7 +102,7 @@ View Tensor::raw_for_write() {
             t.shape);
   t.storage->mark_changed();
   if (t_capture_watch != nullptr) [[unlikely]]
-    t_capture_watch->used(t.storage, true);
+    t_capture_watch->used(shared, true);
   return raw();
 }
 

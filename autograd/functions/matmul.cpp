@@ -80,6 +80,57 @@ Tensor matmul_batched(const Tensor& a, const Tensor& b) {
   return c.view(shape);
 }
 
+// The way back through x w^T + bias and ReLU. Where the input is the result of another such operation and goes nowhere
+// else, one product may take the gradient through that one's ReLU and sum it for that one's bias.
+class LinearNode final : public autograd::Node {
+ public:
+  LinearNode(Saved x, Saved w, Saved y, Tensor mask)
+      : Node("linear"), x_(std::move(x)), w_(std::move(w)), y_(std::move(y)), mask_(std::move(mask)) {}
+
+  void release() override { x_ = w_ = y_ = Saved(), mask_ = through_relu_ = bias_grad_ = Tensor(); }
+
+  void backward(Gradients& g) override {
+    const Backend& table = backend(g[0].device());
+    const bool done = through_relu_.defined() && through_relu_.identity() == g[0].identity();
+    const bool relu = y_.defined() && !done, weights = g.wanted(1), offsets = g.wanted(2);
+    const bool both = weights && offsets && !relu && !done;
+    through_relu_ = {};
+    const Tensor gradient = g[0].contiguous(), dz = relu ? empty_like(gradient) : gradient;
+    Tensor dw = weights ? g.memory_for(1) : Tensor(), db = std::exchange(bias_grad_, {});
+    if (!done) db = offsets ? g.memory_for(2) : relu ? empty_beside(dz, {dz.size(1)}, dz.dtype()) : Tensor();
+    if (relu)
+      table.bias_relu_grad(gradient.raw(), y_.get(name).raw(), Tensor(dz).raw_for_write(), db.raw_for_write());
+    else if (both)
+      table.linear_weight_grad(dz.raw(), x_.get(name).raw(), dw.raw_for_write(), db.raw_for_write());
+    else if (offsets && !done)
+      table.bias_relu_grad(dz.raw(), View(), View(), db.raw_for_write());
+    if (weights && !both) matmul_into(dz.t(), x_.get(name), dw);
+    if (weights) g.set(1, std::move(dw));
+    if (offsets) g.set(2, std::move(db));
+    if (g.wanted(0)) g.set(0, input_gradient(g, dz));
+  }
+
+ private:
+  Tensor input_gradient(const Gradients& g, const Tensor& dz) {
+    Tensor dx = g.memory_for(0);
+    auto* const source = dynamic_cast<LinearNode*>(g.only_source(0));
+    if (source == nullptr || !source->mask_.defined()) {
+      matmul_into(dz, w_.get(name), dx);
+      return dx;
+    }
+    source->bias_grad_ = empty_beside(dx, {dx.size(1)}, dx.dtype());
+    source->through_relu_ = dx;
+    backend(dx.device())
+        .linear_relu_input_grad(dz.raw(), w_.get(name).raw(), source->y_.get(name).raw(), source->mask_.raw(),
+                                dx.raw_for_write(), source->bias_grad_.raw_for_write());
+    return dx;
+  }
+
+  Saved x_, w_, y_;
+  Tensor mask_;                      // of y; undefined where there is none
+  Tensor through_relu_, bias_grad_;  // the gradient that has gone through this ReLU already, and its sum
+};
+
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -119,37 +170,23 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu) {
   }
   const Tensor rows = with_unit_stride(x), weight = with_unit_stride(w);
   const Tensor offset = bias.defined() ? bias.contiguous() : bias;
-  Tensor y = empty_beside(x, {x.size(0), w.size(0)}, x.dtype());
+  Tensor y = empty_beside(x, {x.size(0), w.size(0)}, x.dtype()), mask;
   const Backend& table = backend(x.device());
-  kernel("linear", table, table.linear)(rows.raw(), weight.raw(), offset.defined() ? offset.raw() : View(), relu,
-                                        y.raw_for_write());
-  if (needs_grad(rows, weight, offset)) {
-    record("linear", {&rows, &weight, &offset}, y,
-           [sx = Saved(weight.requires_grad() ? rows : Tensor()), sw = Saved(rows.requires_grad() ? weight : Tensor()),
-            sy = Saved(relu ? y : Tensor()), out = w.size(0)](Gradients& g) {
-             const Tensor gradient = g[0].contiguous();
-             const Backend& kernels = backend(gradient.device());
-             const bool weights = g.wanted(1), offsets = g.wanted(2);
-             Tensor dz = sy.defined() ? empty_like(gradient) : gradient;
-             Tensor dw = weights ? g.memory_for(1) : Tensor();
-             Tensor db = offsets ? g.memory_for(2) : sy.defined() ? empty_beside(dz, {out}, dz.dtype()) : Tensor();
-             const bool both = weights && offsets && !sy.defined();
-             if (sy.defined())
-               kernels.bias_relu_grad(gradient.raw(), sy.get("linear").raw(), dz.raw_for_write(), db.raw_for_write());
-             else if (both)
-               kernels.linear_weight_grad(dz.raw(), sx.get("linear").raw(), dw.raw_for_write(), db.raw_for_write());
-             else if (offsets)
-               kernels.bias_relu_grad(dz.raw(), View(), View(), db.raw_for_write());
-             if (weights && !both) matmul_into(dz.t(), sx.get("linear"), dw);
-             if (weights) g.set(1, std::move(dw));
-             if (offsets) g.set(2, std::move(db));
-             if (g.wanted(0)) {
-               Tensor dx = g.memory_for(0);
-               matmul_into(dz, sw.get("linear"), dx);
-               g.set(0, std::move(dx));
-             }
-           });
+  const View added = offset.defined() ? offset.raw() : View();
+  const bool recorded = needs_grad(rows, weight, offset);
+  if (relu && recorded && table.linear_relu_mask != nullptr) {
+    mask = empty_beside(x, {x.size(0), mask_bytes(w.size(0))}, uint8);
+    if (!table.linear_relu_mask(rows.raw(), weight.raw(), added, y.raw_for_write(), mask.raw_for_write())) mask = {};
+  } else {
+    kernel("linear", table, table.linear)(rows.raw(), weight.raw(), added, relu, y.raw_for_write());
   }
+  if (!recorded) return y;
+  const Tensor* const inputs[] = {&rows, &weight, &offset};
+  Tensor* const outputs[] = {&y};
+  autograd::connect(std::make_shared<LinearNode>(Saved(weight.requires_grad() ? rows : Tensor()),
+                                                 Saved(rows.requires_grad() ? weight : Tensor()),
+                                                 Saved(relu ? y : Tensor()), std::move(mask)),
+                    inputs, outputs);
   return y;
 }
 

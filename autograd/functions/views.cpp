@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <tandem/autograd/functions/helpers.h>
+#include <tandem/tensor/capture.h>
 
 namespace tandem {
 namespace {
@@ -10,10 +11,17 @@ using autograd::Gradients;
 using autograd::needs_grad;
 using autograd::record;
 
+// What reads a view reads this tensor.
+void note_viewed(const std::shared_ptr<TensorImpl>& tensor) {
+  if (t_capture_watch != nullptr) [[unlikely]]
+    t_capture_watch->used(tensor, false);
+}
+
 // A view of x with another geometry. `back` turns the view's gradient into x's.
 template <class Back>
 Tensor view_of(const char* name, const Tensor& x, const Shape& shape, const Shape& strides, int64_t offset, Back back) {
   const auto& impl = x.impl();
+  note_viewed(impl);
   Tensor y = make_view(impl->storage, impl->offset + offset, shape, strides, impl->dtype);
   TensorImpl& view = *y.impl();
   view.is_view = true;
@@ -86,6 +94,7 @@ std::optional<Tensor> try_view(const char* op, const Tensor& x, const Shape& sha
 
 Tensor Tensor::detach() const {
   const auto& from = impl();
+  note_viewed(from);
   Tensor y = make_view(from->storage, from->offset, from->shape, from->strides, from->dtype);
   y.impl()->is_view = from->is_view;
   y.impl()->detached = true;

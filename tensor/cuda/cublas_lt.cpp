@@ -104,6 +104,12 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
   check_status(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)), kOp);
 }
 
+// What the epilogue works on.
+void set_pointers(const Plan& plan, const LtProduct& p) {
+  if (p.bias != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (p.mask != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.mask);
+}
+
 Plan describe(const Problem& problem, const LtProduct& p) {
   const cudaDataType_t type = problem.dtype == float32 ? CUDA_R_32F : CUDA_R_64F;
   const cublasComputeType_t compute = problem.dtype == float64 ? CUBLAS_COMPUTE_64F
@@ -114,6 +120,7 @@ Plan describe(const Problem& problem, const LtProduct& p) {
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, problem.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, problem.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, problem.epilogue);
+  if (p.mask != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.mask_ld);
   const auto layout = [type](cublasLtMatrixLayout_t& to, const LtMatrix& m) {
     check_status(cublasLtMatrixLayoutCreate(&to, type, static_cast<std::uint64_t>(m.rows),
                                             static_cast<std::uint64_t>(m.columns), m.ld),
@@ -225,7 +232,7 @@ Plan make_plan(DeviceState& state, const Problem& problem, const LtProduct& p, D
     return value == nullptr || std::string_view(value) != "0";
   }();
   Plan plan = describe(problem, p);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  set_pointers(plan, p);
   const std::vector<Candidate> found = candidates(state, problem, plan);
   if (found.empty()) return plan;
   const bool alternatives = found.size() > 1 || p.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
@@ -249,7 +256,7 @@ bool launched(Device device, const LtProduct& product, FunctionRef<void()> in_st
     found = state.plans.emplace(problem, make_plan(state, problem, product, device, stream, in_steps)).first;
   const Plan& plan = found->second;
   if (!plan.algorithm) return false;
-  if (product.bias != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+  set_pointers(plan, product);
   std::optional<Scratch> captured;
   if (plan.workspace > 0 && capturing(stream)) captured.emplace(device, plan.workspace);
   void* const memory = captured ? captured->data() : plan.workspace > 0 ? workspace(state, device, stream) : nullptr;
@@ -274,8 +281,10 @@ void check_status(cublasStatus_t status, std::string_view op) {
 void set_allow_tf32(bool allow) { g_allow_tf32 = allow; }
 bool allow_tf32() { return g_allow_tf32; }
 
-void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps) {
-  if (!launched(device, product, in_steps)) in_steps();
+bool multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps) {
+  if (launched(device, product, in_steps)) return true;
+  in_steps();
+  return false;
 }
 
 // A later stream may get this one's handle, but not memory that this one's products still use.

@@ -29,16 +29,18 @@ struct LtProduct {
   LtMatrix a, b, d;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* bias = nullptr;  // what the epilogue adds, or where it writes the bias's gradient
+  void* mask = nullptr;  // bits that it writes or reads, `mask_ld` from one column to the next
+  std::int64_t mask_ld = 0;
 };
 
-/// Gives the product to the calling thread's stream, or calls `in_steps`, which does the same without the epilogue:
-/// when cuBLASLt has no algorithm for it, or that has been found to be faster.
+/// Gives the product to the calling thread's stream, or calls `in_steps`, which does the same without the epilogue, and
+/// returns false: when cuBLASLt has no algorithm for it, or that has been found to be faster.
 ///
 /// The first time, `in_steps` and up to 8 algorithms are measured on these operands and the best is kept until the
 /// process ends, so results have the same bits within a process, but not from one process to the next. With
 /// TANDEM_CUDA_TUNE=0, and for a problem that is first met while a graph is captured, it is the algorithm that cuBLASLt
 /// ranks first.
-void multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps);
+bool multiply(Device device, const LtProduct& product, FunctionRef<void()> in_steps);
 
 /// Before a stream of the device is destroyed, which is current: frees what products have there.
 void forget_stream(int device, cudaStream_t stream);

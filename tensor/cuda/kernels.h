@@ -31,6 +31,9 @@ void arg_reduce(bool largest, int dim, const View& x, const View& values, const 
 void matmul(const View& a, const View& b, const View& c);
 void linear(const View& x, const View& w, const View& bias, bool relu, const View& y);
 void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db);
+bool linear_relu_mask(const View& x, const View& w, const View& bias, const View& y, const View& mask);
+void linear_relu_input_grad(const View& g, const View& w, const View& y, const View& mask, const View& dx,
+                            const View& db);
 // bias.cu
 void bias_relu_grad(const View& g, const View& y, const View& dz, const View& db);
 /// y[i, j] += bias[j], then ReLU: what follows a product that does not do it itself.

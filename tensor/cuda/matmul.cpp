@@ -53,19 +53,21 @@ class Operand {
 
 bool is_empty(const View& a, const View& c) { return c.numel() == 0 || a.shape[1] == 0; }
 
-// c = a b, then the epilogue, which `in_steps` does otherwise.
-void product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epilogue, const View& bias,
-             FunctionRef<void()> in_steps) {
+// c = a b, then the epilogue, which `in_steps` does otherwise. Whether the epilogue did it.
+bool product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epilogue, const View& bias,
+             const View& mask, FunctionRef<void()> in_steps) {
   check(is_real(c.dtype), "matmul", "is not defined on {}; convert with .to(float32) first", c.dtype);
   const Operand left(b), right(a);
-  multiply(c.device,
-           {.dtype = c.dtype,
-            .a = left.transposed(),
-            .b = right.transposed(),
-            .d = by_columns(c),
-            .epilogue = epilogue,
-            .bias = bias.data},
-           in_steps);
+  return multiply(c.device,
+                  {.dtype = c.dtype,
+                   .a = left.transposed(),
+                   .b = right.transposed(),
+                   .d = by_columns(c),
+                   .epilogue = epilogue,
+                   .bias = bias.data,
+                   .mask = mask.data,
+                   .mask_ld = mask.data != nullptr ? 8 * mask.shape[1] : 0},
+                  in_steps);
 }
 
 }  // namespace
@@ -73,7 +75,7 @@ void product(const View& a, const View& b, const View& c, cublasLtEpilogue_t epi
 void matmul(const View& a, const View& b, const View& c) {
   if (c.numel() == 0) return;
   if (is_empty(a, c)) return fill(c, 0);
-  product(a, b, c, CUBLASLT_EPILOGUE_DEFAULT, {}, [&] {
+  product(a, b, c, CUBLASLT_EPILOGUE_DEFAULT, {}, {}, [&] {
     fail("matmul",
          "cuBLASLt has no algorithm for a product of {} {} x {} by {} x {} on {}; move the tensors to the CPU with "
          ".to(\"cpu\")",
@@ -92,7 +94,7 @@ void linear(const View& x, const View& w, const View& bias, bool relu, const Vie
   const cublasLtEpilogue_t epilogue = !adds  ? CUBLASLT_EPILOGUE_RELU
                                       : relu ? CUBLASLT_EPILOGUE_RELU_BIAS
                                              : CUBLASLT_EPILOGUE_BIAS;
-  product(x, wt, y, epilogue, bias, in_steps);
+  product(x, wt, y, epilogue, bias, {}, in_steps);
 }
 
 void linear_weight_grad(const View& g, const View& x, const View& dw, const View& db) {
@@ -103,7 +105,28 @@ void linear_weight_grad(const View& g, const View& x, const View& dw, const View
   };
   if (is_empty(gt, dw)) return in_steps();
   // cuBLASLt is given dw^T = x^T g, whose second operand has a column for each output.
-  product(gt, x, dw, CUBLASLT_EPILOGUE_BGRADB, db, in_steps);
+  product(gt, x, dw, CUBLASLT_EPILOGUE_BGRADB, db, {}, in_steps);
+}
+
+bool linear_relu_mask(const View& x, const View& w, const View& bias, const View& y, const View& mask) {
+  const auto without = [&] { linear(x, w, bias, true, y); };
+  if (is_empty(x, y)) {
+    without();
+    return false;
+  }
+  const bool adds = bias.data != nullptr;
+  return product(x, transpose(w), y, adds ? CUBLASLT_EPILOGUE_RELU_AUX_BIAS : CUBLASLT_EPILOGUE_RELU_AUX, bias, mask,
+                 without);
+}
+
+void linear_relu_input_grad(const View& g, const View& w, const View& y, const View& mask, const View& dx,
+                            const View& db) {
+  const auto in_steps = [&] {
+    matmul(g, w, dx);
+    bias_relu_grad(dx, y, dx, db);
+  };
+  if (is_empty(g, dx)) return in_steps();
+  product(g, w, dx, CUBLASLT_EPILOGUE_DRELU_BGRAD, db, mask, in_steps);
 }
 
 }  // namespace tandem::cuda

@@ -1,10 +1,12 @@
 // Products of matrices on CUDA, of all layouts and with and without what is fused with them, against the CPU's.
 #include <tandem/tests/support/test.h>
 
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <tandem/autograd/engine.h>
 #include <tandem/tensor/backend.h>
 #include <tandem/tensor/cuda.h>
 #include <tandem/tensor/cuda/streams.h>
@@ -183,6 +185,77 @@ TEST_CASE("cuda: gradients of a linear layer of which only some are asked for") 
         if (expected[i].grad().defined()) CHECK_CLOSE(found[i].grad().to("cpu"), expected[i].grad(), 1e-5);
       }
     }
+}
+
+TEST_CASE("cuda: a gradient goes through a linear layer and the ReLU before it in one product") {
+  // The tests with this variable measure nothing: what the double has is taken.
+  const char* const refused = std::getenv("TANDEM_CUDA_DOUBLE_LT_REFUSE");
+  for (const DType dtype : {float32, float64})
+    for (const auto& [rows, in, out] : kSizes)
+      for (const bool biased : {false, true}) {
+        const Tensor x = randn({rows, in}, {.dtype = dtype}), w = randn({out, in}, {.dtype = dtype});
+        const Tensor bias = biased ? randn({out}, {.dtype = dtype}) : Tensor();
+        const Tensor g = randn({rows, 7}, {.dtype = dtype}), next = randn({7, out}, {.dtype = dtype});
+        const Tensor offset = biased ? bias.to(kGpu) : Tensor();
+        Tensor y = empty({rows, out}, {.dtype = dtype, .device = kGpu}), dx = empty_like(y);
+        Tensor db = empty({out}, {.dtype = dtype, .device = kGpu});
+        Tensor mask = empty({rows, mask_bytes(out)}, {.dtype = uint8, .device = kGpu});
+        const bool fused =
+            backend(kGpu).linear_relu_mask(x.to(kGpu).raw(), w.to(kGpu).raw(), biased ? offset.raw() : View(),
+                                           y.raw_for_write(), mask.raw_for_write());
+        const Tensor expected = linear(x, w, bias, true);
+        CHECK_CLOSE(y.to("cpu"), expected, 10 * tolerance(dtype));
+        if (refused != nullptr) CHECK(fused == (std::string(refused).empty() && x.numel() > 0 && y.numel() > 0));
+        if (!fused) continue;
+        backend(kGpu).linear_relu_input_grad(g.to(kGpu).raw(), next.to(kGpu).raw(), y.raw(), mask.raw(),
+                                             dx.raw_for_write(), db.raw_for_write());
+        const Tensor through = where(expected > 0, matmul(g, next), zeros_like(expected));
+        CHECK_CLOSE(dx.to("cpu"), through, 10 * tolerance(dtype));
+        CHECK_CLOSE(db.to("cpu"), sum(through, 0), 10 * tolerance(dtype));
+      }
+}
+
+TEST_CASE("cuda: gradients of several linear layers, where others see the results between them, too") {
+  enum class Hidden { unseen, kept, hooked, used_twice, a_root, changed_gradient };
+  const Tensor x = randn({9, 5}), w1 = randn({6, 5}), b1 = randn({6}), w2 = randn({4, 6}), b2 = randn({4}),
+               w3 = randn({3, 4});
+  for (const Hidden hidden :
+       {Hidden::unseen, Hidden::kept, Hidden::hooked, Hidden::used_twice, Hidden::a_root, Hidden::changed_gradient})
+    for (const bool frozen : {false, true})
+      for (const bool biased : {false, true}) {
+        CAPTURE(static_cast<int>(hidden));
+        CAPTURE(frozen);
+        CAPTURE(biased);
+        const auto gradients = [&](Device device) {
+          std::vector<Tensor> leaves;
+          for (const Tensor& t : {x, w1, b1, w2, b2, w3}) leaves.push_back(t.to(device).clone().requires_grad_());
+          if (frozen) leaves[2].requires_grad_(false);
+          Tensor h = linear(leaves[0], leaves[1], biased ? leaves[2] : Tensor(), true);
+          Tensor seen;
+          autograd::HookHandle hook;
+          if (hidden == Hidden::kept) h.retain_grad();
+          if (hidden == Hidden::hooked) hook = autograd::register_hook(h, [&](const Tensor& g) { return seen = g; });
+          if (hidden == Hidden::changed_gradient)
+            hook = autograd::register_hook(h, [&](const Tensor& g) { return g * 2; });
+          Tensor y = linear(linear(h, leaves[3], leaves[4], true), leaves[5]);
+          if (hidden == Hidden::used_twice) y = y + sum(h, 1, true);
+          std::vector<Tensor> roots{sum(y * y)};
+          if (hidden == Hidden::a_root) roots.push_back(sum(h));
+          if (hidden == Hidden::a_root) roots.push_back(h[0][0]);
+          for (const bool retain : {true, false}) autograd::backward(roots, {}, retain);
+          std::vector<Tensor> all{seen, h.grad()};
+          for (const Tensor& leaf : leaves) all.push_back(leaf.grad());
+          for (Tensor& t : all)
+            if (t.defined()) t = t.to("cpu");
+          return all;
+        };
+        const std::vector<Tensor> expected = gradients("cpu"), found = gradients(kGpu);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          CAPTURE(i);
+          REQUIRE(found[i].defined() == expected[i].defined());
+          if (expected[i].defined()) CHECK_CLOSE(found[i], expected[i], 1e-4);
+        }
+      }
 }
 
 TEST_CASE("cuda: batches of products, vectors, and inputs of more dimensions") {

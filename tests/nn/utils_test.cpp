@@ -54,6 +54,21 @@ TEST_CASE("clip_grad_norm_ and norms that are not finite") {
   CHECK_ERROR(clip_grad_norm_({b}, std::nan("")), "max_norm is nan");
 }
 
+TEST_CASE("get_total_norm and clip_grads_with_norm_ are the two halves of clip_grad_norm_") {
+  const Tensor a = with_gradient(tensor({3.0, 4.0})), b = with_gradient(tensor({12.0}, {.dtype = float64}));
+  const Tensor norm = get_total_norm({a.grad(), Tensor(), b.grad()});
+  CHECK(norm.dtype() == float64);
+  CHECK(norm.item<double>() == 13);
+  clip_grads_with_norm_({a, zeros({2}, {.requires_grad = true}), b}, 26.0, norm);
+  CHECK_CLOSE(b.grad(), tensor({12.0}, {.dtype = float64}), 0);
+  clip_grads_with_norm_({a, b}, 1.0, norm);
+  CHECK_CLOSE(b.grad(), tensor({12.0 / (13 + 1e-6)}, {.dtype = float64}), 1e-12);
+  CHECK(get_total_norm({}).item<double>() == 0);
+  CHECK_ERROR(clip_grads_with_norm_({a}, -1.0, norm), "max_norm is -1; it cannot be negative");
+  CHECK_ERROR(clip_grads_with_norm_({a}, 1.0, a.grad()),
+              "total_norm is not one number; give what get_total_norm gives");
+}
+
 TEST_CASE("clip_grad_value_") {
   const Tensor a = with_gradient(tensor({-3.0, 0.5, 2.0})), unused = zeros({2}, {.requires_grad = true});
   const Tensor gradient = a.grad();
