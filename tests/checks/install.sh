@@ -14,7 +14,7 @@ export PKG_CONFIG_PATH="$(dirname "$pc")"
 library=$(dirname "$PKG_CONFIG_PATH")
 flags=$(pkg-config --define-variable=prefix="$root" --cflags --libs tandem)
 
-programs="train_fashion_mnist data_parallel_demo data_parallel_loss custom_module collectives ddp_demo"
+programs="data_parallel_loss custom_module ddp_demo"
 for program in $programs; do
   # shellcheck disable=SC2086
   $cxx -Wall -Wextra -Werror "$source/examples/$program.cpp" -o "$prefix/$program" $flags -Wl,-rpath,"$library"

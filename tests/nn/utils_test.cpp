@@ -9,6 +9,8 @@
 using namespace tandem;
 using nn::utils::clip_grad_norm_;
 using nn::utils::clip_grad_value_;
+using nn::utils::clip_grads_with_norm_;
+using nn::utils::get_total_norm;
 
 namespace {
 
