@@ -267,6 +267,11 @@ struct DistributedDataParallel::State final : BackwardListener, Joinable {
             "rank {} of {}: the comparisons of check_every are made on the host, and a cuda::Graph would replay none; "
             "wrap the model without it, and call check_consistency now and then, between replays",
             group->rank(), group->size());
+      check(!synchronised || !find_unused || !cuda::capturing(), kName,
+            "rank {} of {}: find_unused_parameters asks the host what each step uses, and a cuda::Graph replays one "
+            "step; "
+            "wrap a model that uses all its parameters, without it",
+            group->rank(), group->size());
       check_unchanged();
       if (synchronised && broadcast_buffers && module->is_training()) send_buffers();
       if (synchronised && check_every > 0 && ++steps % check_every == 0) {

@@ -111,11 +111,17 @@ void gpu_graph_cases(const Group& group, Device device) {
               "replayed steps have the bits of plain ones");
     parallel::check_consistency(*captured.ddp, *captured.optimizer, group);
   }
-  Trainer guarded(group, device, {.check_every = 5}, false);
-  for (int step = 0; step < 3; ++step) guarded();
-  cuda::Graph graph(device);
-  require_error("wrap the model without it, and call check_consistency", [&] { graph.capture([&] { guarded(); }); });
-  for (int step = 0; step < 3; ++step) guarded();
+  for (const auto& [options, text] :
+       {std::pair(parallel::DistributedDataParallelOptions{.check_every = 5},
+                  "wrap the model without it, and call check_consistency"),
+        std::pair(parallel::DistributedDataParallelOptions{.find_unused_parameters = true},
+                  "wrap a model that uses all its parameters")}) {
+    Trainer guarded(group, device, options, false);
+    for (int step = 0; step < 3; ++step) guarded();
+    cuda::Graph graph(device);
+    require_error(text, [&] { graph.capture([&] { guarded(); }); });
+    for (int step = 0; step < 3; ++step) guarded();
+  }
 }
 
 void gpu_training_cases(const Group& group, Device device) {

@@ -79,7 +79,7 @@ void die(const std::string& text) {
 
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
-  return value ? value : otherwise;
+  return value && *value ? value : otherwise;
 }
 
 int device_count() {
