@@ -122,6 +122,13 @@ class LeafNode final : public Node {
   Tensor grad_, destination_;
 };
 
+/// What is known of a gradient on its way to `node`: it has gone through that operation's activation already.
+struct ThroughActivation {
+  const Node* node;
+  std::uint32_t version;  // of the gradient: one that a hook has changed has to go through it again
+  Tensor row_sum;
+};
+
 /// What a tensor's autograd slot holds.
 struct Meta final : AutogradSlot {
   bool requires_grad = false;                         // of a leaf
@@ -130,6 +137,7 @@ struct Meta final : AutogradSlot {
   std::uint32_t output = 0;                           // which output of grad_fn
   std::shared_ptr<Tensor> retained;                   // gradient kept by retain_grad
   std::shared_ptr<const StepHook> before_first_step;  // several parameters may share one, which is called once
+  std::unique_ptr<ThroughActivation> through;         // of a gradient
 };
 /// The tensor's slot, or null.
 Meta* meta_of(const Tensor& t);

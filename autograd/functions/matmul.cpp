@@ -87,17 +87,20 @@ class LinearNode final : public autograd::Node {
   LinearNode(Saved x, Saved w, Saved y, Tensor mask)
       : Node("linear"), x_(std::move(x)), w_(std::move(w)), y_(std::move(y)), mask_(std::move(mask)) {}
 
-  void release() override { x_ = w_ = y_ = Saved(), mask_ = through_relu_ = bias_grad_ = Tensor(); }
+  void release() override { x_ = w_ = y_ = Saved(), mask_ = Tensor(); }
 
   void backward(Gradients& g) override {
     const Backend& table = backend(g[0].device());
-    const bool done = through_relu_.defined() && through_relu_.identity() == g[0].identity();
+    const autograd::ThroughActivation* const through = through_relu(g[0]);
+    const bool done = through != nullptr;
     const bool relu = y_.defined() && !done, weights = g.wanted(1), offsets = g.wanted(2);
     const bool both = weights && offsets && !relu && !done;
-    through_relu_ = {};
     const Tensor gradient = g[0].contiguous(), dz = relu ? empty_like(gradient) : gradient;
-    Tensor dw = weights ? g.memory_for(1) : Tensor(), db = std::exchange(bias_grad_, {});
-    if (!done) db = offsets ? g.memory_for(2) : relu ? empty_beside(dz, {dz.size(1)}, dz.dtype()) : Tensor();
+    Tensor dw = weights ? g.memory_for(1) : Tensor(), db;
+    if (done)
+      db = through->row_sum;
+    else
+      db = offsets ? g.memory_for(2) : relu ? empty_beside(dz, {dz.size(1)}, dz.dtype()) : Tensor();
     if (relu)
       table.bias_relu_grad(gradient.raw(), y_.get(name).raw(), Tensor(dz).raw_for_write(), db.raw_for_write());
     else if (both)
@@ -111,6 +114,13 @@ class LinearNode final : public autograd::Node {
   }
 
  private:
+  // What the operation after this one has left with the gradient, if it is as it was then.
+  const autograd::ThroughActivation* through_relu(const Tensor& gradient) const {
+    const autograd::Meta* const meta = autograd::meta_of(gradient);
+    const autograd::ThroughActivation* const through = meta != nullptr ? meta->through.get() : nullptr;
+    return through != nullptr && through->node == this && through->version == gradient.version() ? through : nullptr;
+  }
+
   Tensor input_gradient(const Gradients& g, const Tensor& dz) {
     Tensor dx = g.memory_for(0);
     auto* const source = dynamic_cast<LinearNode*>(g.only_source(0));
@@ -118,17 +128,17 @@ class LinearNode final : public autograd::Node {
       matmul_into(dz, w_.get(name), dx);
       return dx;
     }
-    source->bias_grad_ = empty_beside(dx, {dx.size(1)}, dx.dtype());
-    source->through_relu_ = dx;
+    Tensor row_sum = empty_beside(dx, {dx.size(1)}, dx.dtype());
     backend(dx.device())
         .linear_relu_input_grad(dz.raw(), w_.get(name).raw(), source->y_.get(name).raw(), source->mask_.raw(),
-                                dx.raw_for_write(), source->bias_grad_.raw_for_write());
+                                dx.raw_for_write(), row_sum.raw_for_write());
+    autograd::ensure_meta(dx).through = std::make_unique<autograd::ThroughActivation>(
+        autograd::ThroughActivation{source, dx.version(), std::move(row_sum)});
     return dx;
   }
 
   Saved x_, w_, y_;
-  Tensor mask_;                      // of y; undefined where there is none
-  Tensor through_relu_, bias_grad_;  // the gradient that has gone through this ReLU already, and its sum
+  Tensor mask_;  // of y; undefined where there is none
 };
 
 }  // namespace

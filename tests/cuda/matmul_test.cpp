@@ -294,6 +294,26 @@ TEST_CASE("cuda: threads that share a device keep their biases and workspaces ap
   }
 }
 
+TEST_CASE("cuda: several threads go back through one hidden layer") {
+  const Tensor x = randn({20, 30}), w = randn({16, 30}), bias = randn({16});
+  constexpr int kThreads = 4, kRounds = 10;
+  const auto biases = [&](const Device& device) {
+    const Tensor b = bias.to(device).requires_grad_();
+    const Tensor h = linear(x.to(device), w.to(device).requires_grad_(), b, true);
+    std::vector<Tensor> losses;
+    manual_seed(3);
+    for (int t = 0; t < kThreads; ++t) losses.push_back(sum(linear(h, randn({5 + t, 16}).to(device).requires_grad_())));
+    std::vector<std::thread> threads;
+    for (const Tensor& loss : losses)
+      threads.emplace_back([&loss] {
+        for (int i = 0; i < kRounds; ++i) loss.backward({}, true);
+      });
+    for (std::thread& thread : threads) thread.join();
+    return b.grad().to("cpu");
+  };
+  CHECK_CLOSE(biases(kGpu), biases(Device()), 1e-4);
+}
+
 TEST_CASE("cuda: what products have on a stream goes with it") {
   const auto held = [] {
     cuda::synchronize(kGpu);
