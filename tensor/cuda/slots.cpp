@@ -14,6 +14,7 @@ constexpr std::size_t kPage = std::size_t{64} << 10, kAlignment = 16;
 
 Slots::~Slots() {
   if (staged_ != nullptr) release_pinned(staged_);
+  for (const Page& page : pages_) release_graph_memory(page.data, page.bytes);
 }
 
 void* Slots::add(std::size_t bytes, UniqueFunction<void(void*)> refresh) {

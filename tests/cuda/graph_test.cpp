@@ -285,6 +285,26 @@ TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given b
   CHECK(memory_stats(kDevice).reserved <= before.reserved);
 }
 
+TEST_CASE("cuda: memory for what the host changes is given back with its graph, also of a capture that fails") {
+  Training t;
+  t.warm_up();
+  empty_cache();
+  const MemoryStats before = memory_stats(kDevice);
+  for (int i = 0; i < 3; ++i) {
+    t.capture();
+    t.graph.replay();
+    t.graph = cuda::Graph(kDevice);
+    CHECK_ERROR(t.graph.capture([&] {
+      rand({5}, {.device = kDevice});
+      throw Error("of the body's own");
+    }),
+                "own");
+    t.step();
+  }
+  empty_cache();
+  CHECK(memory_stats(kDevice).reserved <= before.reserved);
+}
+
 TEST_CASE("cuda: training by a graph takes no memory from replay to replay") {
   Training t;
   t.warm_up();
