@@ -180,29 +180,37 @@ void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& o
     if (autograd::Meta* meta = autograd::meta_of(p)) meta->before_first_step = nullptr;
 }
 
-UniqueFunction<std::span<const Optimizer::Update>()> Optimizer::replayed(std::span<const Update> updates) {
+Optimizer::Replayed Optimizer::replayed(std::span<const Update> updates) {
   for (const Update& update : updates)
     check(
-        update.step > 1 || update.buffers[0].data == nullptr, name(),
+        update.step > 1 || slots_[update.index].buffers.empty(), name(),
         "parameter {} has no state yet, which is made by the first step; make one before a step is captured in a graph",
         update.index);
   captured_ = true;
-  return [this, alive = std::weak_ptr<const void>(alive_),
-          kept = std::vector<Update>(updates.begin(), updates.end())]() mutable -> std::span<const Update> {
+  std::vector<Update> kept(updates.begin(), updates.end());
+  auto check_it = [this, alive = std::weak_ptr<const void>(alive_), kept] {
     check(!alive.expired(), "Graph", "the optimizer whose step was captured is gone; keep it as long as the graph");
     for (const Update& update : kept) {
-      Slot& slot = slots_[update.index];
-      bool same = slot.parameter.raw_for_write().data == update.parameter.data;
+      const Slot& slot = slots_[update.index];
+      bool same = slot.parameter.raw().data == update.parameter.data;
       for (std::size_t k = 0; k < slot.buffers.size(); ++k)
-        same = same && slot.buffers[k].raw_for_write().data == update.buffers[k].data;
+        same = same && slot.buffers[k].raw().data == update.buffers[k].data;
       check(same, name(),
             "parameter {} or its state has other memory than when the step was captured; capture the graph again after "
             "a model is moved or a state is loaded",
             update.index);
     }
-    for (Update& update : kept) update.step = ++slots_[update.index].steps;
+  };
+  auto next = [this, kept = std::move(kept)]() mutable -> std::span<const Update> {
+    for (Update& update : kept) {
+      Slot& slot = slots_[update.index];
+      slot.parameter.mark_changed();
+      for (Tensor& buffer : slot.buffers) buffer.mark_changed();
+      update.step = ++slot.steps;
+    }
     return kept;
   };
+  return {.check = std::move(check_it), .next = std::move(next)};
 }
 
 void Optimizer::step() {

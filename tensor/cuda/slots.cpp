@@ -37,6 +37,7 @@ void Slots::finish() {
 }
 
 void Slots::refresh(cudaStream_t stream) {
+  for (const auto& check : checks_) check();
   if (slots_.empty()) return;
   Event& copied = copied_[stage_];
   copied.synchronize();
