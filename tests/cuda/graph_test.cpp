@@ -429,8 +429,8 @@ TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") 
   cuda::Graph graph;
   graph.capture([&] { loss = sum(exp(w)); });
   graph.replay();
-  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "a replay changes what its graph computes",
-              "capture the backward with it");
+  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "if a cuda::Graph computed it",
+              "capture the backward in that graph");
 }
 
 TEST_CASE("cuda: tensors that are made in a capture") {
