@@ -8,6 +8,7 @@
 #include <tandem/autograd/node.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/threads.h>
@@ -150,7 +151,7 @@ void Optimizer::run(std::span<const Work> works, int device) {
     if ((work.shared == nullptr) != (device < 0)) continue;
     const int64_t begin = work.shared ? work.shared->cuts[at] : 0;
     const int64_t end = work.shared ? work.shared->cuts[at + 1] : work.update.parameter.numel();
-    if (begin == end) continue;
+    if (begin == end && !cuda::capturing()) continue;  // replays count the step of an empty one, too
     Update update = work.update;
     update.parameter = part(update.parameter, begin, end);
     update.gradient = part(update.gradient, begin, end);
