@@ -194,8 +194,9 @@ const Tensor& Saved::get(const char* op) const {
         "backward needs a tensor of shape {} that was changed in place after it was saved ({} changes since); use the "
         "out-of-place operation, or clone() before changing it{}",
         tensor_.shape(), tensor_.version() - version_,
-        tensor_.device().is_cuda() ? "; a replay changes what its graph computes, so capture the backward with it"
-                                   : "");
+        tensor_.device().is_cuda()
+            ? "; if a cuda::Graph computed it, its replays are such changes: capture the backward in that graph"
+            : "");
   return tensor_;
 }
 

@@ -101,7 +101,9 @@ std::vector<AdamArgs> Adam::arguments(std::size_t group, std::span<const Update>
 void Adam::update(std::size_t group, std::span<const Update> updates) {
   const Backend& table = backend(updates[0].parameter.device);
   kernel(decoupled_ ? "AdamW" : "Adam", table, table.adam_step)(arguments(group, updates), [&] {
-    return Replay<AdamArgs>([this, group, next = replayed(updates)] { return arguments(group, next()); });
+    Replayed again = replayed(updates);
+    return Replay<AdamArgs>{.check = std::move(again.check),
+                            .next = [this, group, next = std::move(again.next)] { return arguments(group, next()); }};
   });
 }
 

@@ -8,6 +8,7 @@
 #include <tandem/autograd/node.h>
 #include <tandem/optim/state_reader.h>
 #include <tandem/tensor/backend.h>
+#include <tandem/tensor/capture.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/fault.h>
 #include <tandem/tensor/threads.h>
@@ -150,7 +151,7 @@ void Optimizer::run(std::span<const Work> works, int device) {
     if ((work.shared == nullptr) != (device < 0)) continue;
     const int64_t begin = work.shared ? work.shared->cuts[at] : 0;
     const int64_t end = work.shared ? work.shared->cuts[at + 1] : work.update.parameter.numel();
-    if (begin == end) continue;
+    if (begin == end && !cuda::capturing()) continue;  // replays count the step of an empty one, too
     Update update = work.update;
     update.parameter = part(update.parameter, begin, end);
     update.gradient = part(update.gradient, begin, end);
@@ -180,29 +181,37 @@ void call_first_step_hooks(std::span<const Tensor> parameters, const Stateful& o
     if (autograd::Meta* meta = autograd::meta_of(p)) meta->before_first_step = nullptr;
 }
 
-UniqueFunction<std::span<const Optimizer::Update>()> Optimizer::replayed(std::span<const Update> updates) {
+Optimizer::Replayed Optimizer::replayed(std::span<const Update> updates) {
   for (const Update& update : updates)
     check(
-        update.step > 1 || update.buffers[0].data == nullptr, name(),
+        update.step > 1 || slots_[update.index].buffers.empty(), name(),
         "parameter {} has no state yet, which is made by the first step; make one before a step is captured in a graph",
         update.index);
   captured_ = true;
-  return [this, alive = std::weak_ptr<const void>(alive_),
-          kept = std::vector<Update>(updates.begin(), updates.end())]() mutable -> std::span<const Update> {
+  std::vector<Update> kept(updates.begin(), updates.end());
+  auto check_it = [this, alive = std::weak_ptr<const void>(alive_), kept] {
     check(!alive.expired(), "Graph", "the optimizer whose step was captured is gone; keep it as long as the graph");
     for (const Update& update : kept) {
-      Slot& slot = slots_[update.index];
-      bool same = slot.parameter.raw_for_write().data == update.parameter.data;
+      const Slot& slot = slots_[update.index];
+      bool same = slot.parameter.raw().data == update.parameter.data;
       for (std::size_t k = 0; k < slot.buffers.size(); ++k)
-        same = same && slot.buffers[k].raw_for_write().data == update.buffers[k].data;
+        same = same && slot.buffers[k].raw().data == update.buffers[k].data;
       check(same, name(),
             "parameter {} or its state has other memory than when the step was captured; capture the graph again after "
             "a model is moved or a state is loaded",
             update.index);
     }
-    for (Update& update : kept) update.step = ++slots_[update.index].steps;
+  };
+  auto next = [this, kept = std::move(kept)]() mutable -> std::span<const Update> {
+    for (Update& update : kept) {
+      Slot& slot = slots_[update.index];
+      slot.parameter.mark_changed();
+      for (Tensor& buffer : slot.buffers) buffer.mark_changed();
+      update.step = ++slot.steps;
+    }
     return kept;
   };
+  return {.check = std::move(check_it), .next = std::move(next)};
 }
 
 void Optimizer::step() {

@@ -76,10 +76,14 @@ class Optimizer : public Stateful {
   /// Calls the kernel, once for all these updates of one group, device and type. Where several CPU devices share a
   /// parameter, each updates its part, all at the same time; so this writes to nothing but the views.
   virtual void update(std::size_t group, std::span<const Update> updates) = 0;
-  /// For updates that are captured in a graph, which then are not counted as a step. The result is called before each
-  /// replay: it counts a step and gives the updates of that step. Throws Error where a buffer has not been made by an
-  /// ordinary step before, and the result does when the optimizer is gone or memory of the parameters is another.
-  UniqueFunction<std::span<const Update>()> replayed(std::span<const Update> updates);
+  /// What is done before each replay of captured updates.
+  struct Replayed {
+    UniqueFunction<void()> check;  // throws Error when the optimizer is gone or memory of the parameters is another
+    UniqueFunction<std::span<const Update>()> next;  // counts a step and gives the updates of that step
+  };
+  /// For updates that are captured in a graph, which then are not counted as a step. Throws Error where a buffer has
+  /// not been made by an ordinary step before.
+  Replayed replayed(std::span<const Update> updates);
 
  private:
   struct Slot {

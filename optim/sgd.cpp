@@ -80,7 +80,9 @@ std::vector<SGDArgs> SGD::arguments(std::size_t group, std::span<const Update> u
 void SGD::update(std::size_t group, std::span<const Update> updates) {
   const Backend& table = backend(updates[0].parameter.device);
   kernel("SGD", table, table.sgd_step)(arguments(group, updates), [&] {
-    return Replay<SGDArgs>([this, group, next = replayed(updates)] { return arguments(group, next()); });
+    Replayed again = replayed(updates);
+    return Replay<SGDArgs>{.check = std::move(again.check),
+                           .next = [this, group, next = std::move(again.next)] { return arguments(group, next()); }};
   });
 }
 

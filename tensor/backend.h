@@ -44,9 +44,13 @@ struct AdamArgs {
   std::int64_t step = 1;
 };
 
-/// For a step that is captured in a graph: called before each replay, it gives the arguments anew, as of that step.
+/// For a step that is captured in a graph. Before each replay `check` throws Error where it is not possible, and then
+/// `next` gives the arguments anew, as of that step.
 template <class Args>
-using Replay = UniqueFunction<std::vector<Args>()>;
+struct Replay {
+  UniqueFunction<void()> check;
+  UniqueFunction<std::vector<Args>()> next;
+};
 /// Makes one of them; called only where a graph is being captured.
 template <class Args>
 using MakeReplay = FunctionRef<Replay<Args>()>;

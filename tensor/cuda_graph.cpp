@@ -27,6 +27,7 @@ struct Graph::State final : CaptureWatch {
   struct Place {
     std::weak_ptr<TensorImpl> tensor;
     const Storage* storage = nullptr;
+    const void* data = nullptr;  // the first element, somewhere in the storage
   };
   Device device;
   std::unordered_map<const Storage*, std::shared_ptr<Storage>> kept;  // of before the capture
@@ -43,7 +44,7 @@ struct Graph::State final : CaptureWatch {
     if (writes) written[storage.get()] = storage;
     if (graph->holds(storage->data())) return;
     kept[storage.get()] = storage;
-    places[tensor.get()] = {tensor, storage.get()};
+    places[tensor.get()] = {tensor, storage.get(), tensor->data()};
   }
 
   void gradient(const std::shared_ptr<TensorImpl>& leaf, const Tensor& now, bool depends) override {
@@ -71,7 +72,7 @@ struct Graph::State final : CaptureWatch {
   void check_unchanged() const {
     for (const auto& [address, place] : places)
       if (const auto tensor = place.tensor.lock())
-        check(tensor->storage.get() == place.storage, kGraph,
+        check(tensor->storage.get() == place.storage && tensor->data() == place.data, kGraph,
               "a tensor of shape {} has other memory than when the graph was captured; capture the graph again after a "
               "model is moved",
               tensor->shape);
@@ -82,12 +83,13 @@ struct Graph::State final : CaptureWatch {
       check(
           g.before.defined() || !now.defined(), kGraph,
           "a leaf of shape {} has a gradient, and had none when the graph was captured, so that the graph does not add "
-          "to it; call zero_grad() in the function that is captured, or before each replay",
+          "to it; call zero_grad() at the beginning of the function that is captured, or before each replay",
           leaf->shape);
       check(
           now.identity() == g.before.identity(), kGraph,
           "the gradient of a leaf of shape {} is not the one that it had when the graph was captured, which the graph "
-          "uses; call zero_grad() in the function that is captured, or before the capture",
+          "uses; call zero_grad() at the beginning of the function that is captured, or before the capture and each "
+          "replay",
           leaf->shape);
     }
   }

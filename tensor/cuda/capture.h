@@ -7,8 +7,8 @@
 // graph, calls the refresh functions of its slots in the order in which they were asked for, on the thread that
 // replays. They do what the host did in the step: draw the next key, count the step and compute its coefficients from
 // the settings of now. So a replay leaves the host as an ordinary step would, and its numbers are those of an ordinary
-// step. A refresh that throws (an optimizer that is gone, parameters that have moved) ends the replay before the
-// launch.
+// step. What may refuse a replay (an optimizer that is gone, parameters that have moved) is a check (at_replay): all
+// checks are made before the first refresh, so that a replay that is refused has no effect.
 #pragma once
 #include <cstddef>
 #include <string_view>

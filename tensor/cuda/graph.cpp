@@ -96,9 +96,9 @@ class Recording final : public CapturedGraph {
 
 std::unique_ptr<CapturedGraph> begin_capture(int device) { return std::make_unique<Recording>(device); }
 
-void at_replay(UniqueFunction<void()> action) {
+void at_replay(UniqueFunction<void()> check_it) {
   check(current_capture() != nullptr, kGraph, "no graph is being captured");
-  slot(current_capture()->device, 0, [action = std::move(action)](void*) { action(); });
+  current_capture()->slots.add_check(std::move(check_it));
 }
 
 }  // namespace tandem::cuda

@@ -7,6 +7,6 @@
 namespace tandem::cuda {
 
 std::unique_ptr<CapturedGraph> begin_capture(int device);
-void at_replay(UniqueFunction<void()> action);
+void at_replay(UniqueFunction<void()> check_it);
 
 }  // namespace tandem::cuda

@@ -58,8 +58,9 @@ struct Module {
   bool (*allow_tf32)();
   /// From now on the calling thread's work on the device is not run but captured.
   std::unique_ptr<CapturedGraph> (*begin_capture)(int device);
-  /// `action` is called before each replay of the graph that the calling thread is capturing.
-  void (*at_replay)(UniqueFunction<void()> action);
+  /// `check_it` is called before each replay of the graph that the calling thread is capturing, and before the host
+  /// counts anything for it; where it throws, the replay has no effect.
+  void (*at_replay)(UniqueFunction<void()> check_it);
   // Streams and events are CUDA's own.
   /// Sets where the calling thread's work goes, and returns what it was.
   ThreadStream (*exchange_stream)(ThreadStream next);

@@ -119,7 +119,7 @@ struct Step {
 
 template <class Method>
 struct NextCoefficients {
-  Replay<typename Method::Args> next;
+  UniqueFunction<std::vector<typename Method::Args>()> next;
   void operator()(void* host) const {
     auto* to = static_cast<typename Method::Coefficients*>(host);
     for (const auto& args : next()) *to++ = Method::Coefficients::of(args);
@@ -133,9 +133,12 @@ void step_all(std::span<const typename Method::Args> args, MakeReplay<typename M
   const cudaStream_t stream = use(device);
   Step<Method> step;
   std::int64_t chunks = 0;
-  if (capturing(device))
+  if (capturing(device)) {
+    Replay<typename Method::Args> again = replay();
+    current_capture()->slots.add_check(std::move(again.check));
     step.live = static_cast<const Coefficients*>(
-        slot(device, args.size() * sizeof(Coefficients), NextCoefficients<Method>{replay()}));
+        slot(device, args.size() * sizeof(Coefficients), NextCoefficients<Method>{std::move(again.next)}));
+  }
   const auto flush = [&] {
     for_each_team(stream, chunks, step);
     if (step.live != nullptr) step.live += step.count;

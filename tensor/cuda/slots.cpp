@@ -14,6 +14,7 @@ constexpr std::size_t kPage = std::size_t{64} << 10, kAlignment = 16;
 
 Slots::~Slots() {
   if (staged_ != nullptr) release_pinned(staged_);
+  for (const Page& page : pages_) release_graph_memory(page.data, page.bytes);
 }
 
 void* Slots::add(std::size_t bytes, UniqueFunction<void(void*)> refresh) {
@@ -36,6 +37,7 @@ void Slots::finish() {
 }
 
 void Slots::refresh(cudaStream_t stream) {
+  for (const auto& check : checks_) check();
   if (slots_.empty()) return;
   Event& copied = copied_[stage_];
   copied.synchronize();

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <tandem/tensor/callable.h>
@@ -19,12 +20,14 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
+  /// Called before each refresh; where one throws, nothing has happened yet.
+  void add_check(UniqueFunction<void()> check) { checks_.push_back(std::move(check)); }
   /// A piece of device memory; null when there is none left. See cuda::slot for `refresh`.
   void* add(std::size_t bytes, UniqueFunction<void(void*)> refresh);
   /// After the last slot: makes the host's memory.
   void finish();
-  /// Fills the slots in the order of the stream, whose device is current. Waits where the host is several replays
-  /// ahead.
+  /// Makes all checks, then fills the slots in the order of the stream, whose device is current. Waits where the host
+  /// is several replays ahead.
   void refresh(cudaStream_t stream);
 
  private:
@@ -38,6 +41,7 @@ class Slots {
     std::size_t bytes = 0, used = 0, offset = 0;
   };
   GraphMemory memory_;  // apart from what the graph's tensors use, since it is filled before the first of them is made
+  std::vector<UniqueFunction<void()>> checks_;
   std::vector<Slot> slots_;
   std::vector<Page> pages_;  // one, but for very many parameters
   std::size_t bytes_ = 0;    // of all pages

@@ -157,7 +157,7 @@ TEST_CASE("cuda: replays are refused where gradients are not as they were at the
   const auto refused = [&](const char* text) {
     const std::vector<float> values = t.values();
     const std::vector<std::uint64_t> positions = random_state().positions;
-    CHECK_ERROR(t.graph.replay(), "[Graph]", text, "zero_grad()");
+    CHECK_ERROR(t.graph.replay(), "[Graph]", text, "zero_grad() at the beginning of the function");
     CHECK(t.values() == values);
     CHECK(random_state().positions == positions);
   };
@@ -242,6 +242,14 @@ TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a m
   capture([&] { return t.model(t.x); });
   capture([&] { return matmul(t.x, t.model->parameters()[0].t()); });
   capture([&] { return t.model->parameters()[0].detach() * 2; });
+  // To another place in the same memory.
+  const Tensor both = ones({8}, {.device = kDevice});
+  Tensor x = both.narrow(0, 0, 4).detach();
+  cuda::Graph graph(kDevice);
+  graph.capture([&] { out = x * 2; });
+  graph.replay();
+  x.set_data(both.narrow(0, 4, 4));
+  CHECK_ERROR(graph.replay(), "has other memory than when the graph was captured");
 }
 
 TEST_CASE("cuda: gradients on GPUs are clipped as on the CPU, in one type or several, on one device or several") {

@@ -285,6 +285,26 @@ TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given b
   CHECK(memory_stats(kDevice).reserved <= before.reserved);
 }
 
+TEST_CASE("cuda: memory for what the host changes is given back with its graph, also of a capture that fails") {
+  Training t;
+  t.warm_up();
+  empty_cache();
+  const MemoryStats before = memory_stats(kDevice);
+  for (int i = 0; i < 3; ++i) {
+    t.capture();
+    t.graph.replay();
+    t.graph = cuda::Graph(kDevice);
+    CHECK_ERROR(t.graph.capture([&] {
+      rand({5}, {.device = kDevice});
+      throw Error("of the body's own");
+    }),
+                "own");
+    t.step();
+  }
+  empty_cache();
+  CHECK(memory_stats(kDevice).reserved <= before.reserved);
+}
+
 TEST_CASE("cuda: training by a graph takes no memory from replay to replay") {
   Training t;
   t.warm_up();
@@ -351,7 +371,7 @@ TEST_CASE("cuda: other threads work on while one captures") {
   CHECK(y.to_vector<float>() == std::vector<float>(100, 2));
 }
 
-TEST_CASE("cuda: actions of the host at each replay, before its work, in the order of the capture") {
+TEST_CASE("cuda: checks at each replay, before its work, in the order of the capture") {
   Tensor x = zeros({1}, {.device = kDevice});
   cuda::Graph graph;
   std::string order;
@@ -368,13 +388,49 @@ TEST_CASE("cuda: actions of the host at each replay, before its work, in the ord
   CHECK(x.item<int>() == 2);
 }
 
+TEST_CASE("cuda: a replay that is refused has no effect") {
+  Training t;
+  Tensor w = ones({4}, {.device = kDevice, .requires_grad = true});
+  optim::Adam last({w});
+  const auto step = [&] {
+    t.step();
+    w.set_grad(w.detach() * 2);
+    last.step();
+  };
+  step();
+  bool broken = false;
+  t.graph.capture([&] {
+    step();
+    cuda::module("test").at_replay([&] { check(!broken, "test", "broken"); });
+  });
+  const auto host = [&] {
+    std::vector<double> seen;
+    for (const std::uint64_t position : random_state().positions) seen.push_back(static_cast<double>(position));
+    for (const optim::Optimizer* optimizer : {t.optimizer.get(), static_cast<optim::Optimizer*>(&last)})
+      for (const auto& [name, value] : optimizer->state_dict())
+        for (const double number : value.to_vector<double>()) seen.push_back(number);
+    for (const Tensor& p : t.net->parameters()) seen.push_back(p.version());
+    seen.push_back(w.version());
+    return seen;
+  };
+  t.graph.replay();
+  const std::vector<double> before = host();
+  broken = true;
+  CHECK_ERROR(t.graph.replay(), "broken");
+  CHECK(host() == before);
+  broken = false;
+  last.load_state_dict(last.state_dict());
+  CHECK_ERROR(t.graph.replay(), "other memory");
+  CHECK(host() == before);
+}
+
 TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") {
   Tensor w = ones({3}, {.device = kDevice, .requires_grad = true}), loss;
   cuda::Graph graph;
   graph.capture([&] { loss = sum(exp(w)); });
   graph.replay();
-  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "a replay changes what its graph computes",
-              "capture the backward with it");
+  CHECK_ERROR(loss.backward(), "[exp] backward needs a tensor", "if a cuda::Graph computed it",
+              "capture the backward in that graph");
 }
 
 TEST_CASE("cuda: tensors that are made in a capture") {

@@ -17,6 +17,8 @@ void gpu_training_cases(const std::shared_ptr<parallel::ProcessGroup>& group, De
 /// Steps of training that are captured in a graph and replayed give the parameters of the same steps without one; what
 /// cannot be captured is an error that leaves all usable.
 void gpu_graph_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
+/// The same with an optimizer that is divided among the ranks.
+void gpu_divided_graph_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
 /// Parameters on several devices, and ranks whose models are on other kinds of devices. For two ranks.
 void gpu_device_cases(const std::shared_ptr<parallel::ProcessGroup>& group, Device device);
 /// Ranks that disagree, and one that takes no part: the group works on for the CPU alone. The last cases of a group.

@@ -24,6 +24,7 @@ void cases_of(const std::shared_ptr<parallel::ProcessGroup>& group, Device devic
   test::gpu_order_cases(*group, device);
   test::gpu_training_cases(group, device);
   if (group->size() == 2) test::gpu_graph_cases(group, device);
+  if (group->size() == 2) test::gpu_divided_graph_cases(group, device);
   test::collective_cases_of(*group, float32, 100);  // on the CPU
   test::gpu_error_cases(*group, device);
   if (group->size() == 2) test::gpu_device_cases(group, device);

@@ -124,6 +124,41 @@ void gpu_graph_cases(const Group& group, Device device) {
   }
 }
 
+void gpu_divided_graph_cases(const Group& group, Device device) {
+  // A rank that has no element of a parameter, or none of any, counts its steps all the same.
+  const auto run = [&](bool with_graph, bool one_parameter) {
+    auto net = make_net(1);
+    net->to(device);
+    parallel::DistributedDataParallel ddp(net, {.process_group = group});
+    std::vector<Tensor> parameters = net->parameters();
+    if (one_parameter) parameters = {parameters.back()};
+    auto zero = parallel::ZeroRedundancyOptimizer::make<optim::Adam>(parameters, {.lr = 1e-2}, group);
+    nn::CrossEntropyLoss criterion;
+    Tensor x = zeros({4, 6}, {.device = device}), y = zeros({4}, {.dtype = int64, .device = device});
+    const auto once = [&] {
+      net->zero_grad();
+      ddp.loss(criterion, x, y).backward();
+      zero.step();
+    };
+    cuda::Graph graph(device);
+    for (int step = 0; step < 6; ++step) {
+      x.copy_(part(rows_of(step, 4 * group->size()), group));
+      y.copy_(part(labels_of(step, 4 * group->size()), group));
+      if (with_graph && step == 3) graph.capture(once);
+      with_graph&& step > 2 ? graph.replay() : once();
+    }
+    once();
+    std::vector<double> seen;
+    for (const auto& [name, value] : zero.state_dict())
+      for (const double number : value.to_vector<double>()) seen.push_back(number);
+    for (const Tensor& p : net->parameters())
+      for (const double number : p.to_vector<double>()) seen.push_back(number);
+    return seen;
+  };
+  for (const bool one_parameter : {false, true})
+    require(run(true, one_parameter) == run(false, one_parameter), "replayed steps of a divided optimizer");
+}
+
 void gpu_training_cases(const Group& group, Device device) {
   const parallel::DistributedDataParallelOptions one_bucket{.process_group = group};
   parallel::DistributedDataParallelOptions many{.process_group = group, .bucket_cap_mb = 1e-4, .first_bucket_mb = 1e-4};

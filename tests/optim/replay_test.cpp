@@ -18,21 +18,22 @@ class CapturedAdam final : public optim::Adam {
   /// A replay: the step numbers of the updates.
   std::vector<int64_t> replay() {
     std::vector<int64_t> steps;
-    for (const Update& update : next_()) steps.push_back(update.step);
+    replayed_.check();
+    for (const Update& update : replayed_.next()) steps.push_back(update.step);
     return steps;
   }
-  UniqueFunction<std::span<const Update>()> take_next() { return std::move(next_); }
+  Replayed take() { return std::move(replayed_); }
 
  protected:
   void update(std::size_t group, std::span<const Update> updates) override {
     if (capture)
-      next_ = replayed(updates);
+      replayed_ = replayed(updates);
     else
       Adam::update(group, updates);
   }
 
  private:
-  UniqueFunction<std::span<const Update>()> next_;
+  Replayed replayed_;
 };
 
 int64_t steps_of(const optim::Optimizer& optimizer, int parameter) {
@@ -78,7 +79,7 @@ TEST_CASE("a replay notices that the optimizer has changed under it") {
   optimizer->load_state_dict(optimizer->state_dict());
   CHECK_ERROR(optimizer->replay(), "[Adam]", "parameter 0 or its state has other memory", "capture the graph again");
   CHECK(steps_of(*optimizer, 0) == 1);
-  const auto next = optimizer->take_next();
+  const auto taken = optimizer->take();
   optimizer.reset();
-  CHECK_ERROR(next().size(), "the optimizer whose step was captured is gone");
+  CHECK_ERROR((taken.check(), 0), "the optimizer whose step was captured is gone");
 }
