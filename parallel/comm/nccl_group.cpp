@@ -235,7 +235,9 @@ void NcclGroup::end_messages() {
 
 std::vector<std::vector<std::int64_t>> NcclGroup::exchange(const std::vector<std::int64_t>& mine) {
   Tensor all = empty({size(), static_cast<std::int64_t>(mine.size())}, {.dtype = int64});
-  host_->all_gather(all, tensor(mine)).wait();
+  Work work = host_->all_gather(all, tensor(mine));
+  if (member_->connected()) work = Work(std::make_shared<HostWork>(member_, std::move(work), false));
+  work.wait();
   std::vector<std::vector<std::int64_t>> lines;
   for (int r = 0; r < size(); ++r) lines.push_back(all[r].to_vector<std::int64_t>());
   return lines;

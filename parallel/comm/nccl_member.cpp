@@ -12,6 +12,7 @@
 #include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/cuda.h>
 
 namespace tandem::parallel {
 namespace {
@@ -435,8 +436,12 @@ void NcclMember::share(void* memory, std::size_t bytes) {
 }
 
 void NcclMember::unshare(void* memory) {
-  Lock lock(mutex_);
-  drain(lock);  // so that the device has nothing to do that waits for others, for which the lock would be held
+  {
+    Lock lock(mutex_);
+    drain(lock);
+  }
+  cuda::synchronize(device());  // of what graphs replay, too; without the lock, since the watchdog may have to end it
+  const Lock lock(mutex_);
   if (link_ && !aborted_) link_->unshare(memory);
 }
 
