@@ -97,6 +97,8 @@ void lost_in_allocate(int rank, int) {
       kill(getpid(), SIGKILL);
     });
   require_error("rank 1 was killed by signal 9", [&] { (void)group->allocate({200}, float32, device); });
+  require_error("rank 1 was killed by signal 9", [&] { graph.replay(); });
+  require_error("rank 0 of 2: an earlier collective failed", [&] { graph.replay(); });
   test::prove(rank);
 }
 
