@@ -241,6 +241,7 @@ void broadcast_state(Stateful& state, const std::shared_ptr<ProcessGroup>& given
         from, group->size() - 1);
   const bool root = group->rank() == from;
   NamedTensors entries = root ? state.state_dict() : NamedTensors();
+  for (auto& entry : entries) entry.second = readable(entry.second);  // the others make theirs on the CPU, too
   // The root says what there is: for each entry its name, type and sizes.
   std::string text;
   for (const auto& [name, t] : entries)

@@ -51,7 +51,7 @@ class GpuWork final : public Work::State {
     try {
       host_.wait();
     } catch (...) {
-      member_->abort(std::current_exception());
+      member_->abort(std::current_exception(), true);
       throw;
     }
     member_->join(flight_);
@@ -75,7 +75,7 @@ class HostWork final : public Work::State {
     try {
       host_.wait();
     } catch (const CommError&) {
-      member_->abort(std::current_exception());
+      member_->abort(std::current_exception(), true);
       throw;
     }
     if (!fails_) member_->join_all();
@@ -198,8 +198,9 @@ Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
     flight = member_->launch(c, call, host);
   } catch (const CommError&) {  // which the member has kept, for the Work
   } catch (const Error& e) {
-    member_->abort(std::make_exception_ptr(CommError(
-        rank(), fmt::format("rank {} of {}: {} cannot be started: {}", rank(), size(), describe(call), e.what()))));
+    const auto error = std::make_exception_ptr(CommError(
+        rank(), fmt::format("rank {} of {}: {} cannot be started: {}", rank(), size(), describe(call), e.what())));
+    member_->abort(error, false);  // thrown by the Work
   }
   return Work(std::make_shared<GpuWork>(member_, std::move(host), std::move(flight)));
 }
@@ -235,7 +236,9 @@ void NcclGroup::end_messages() {
 
 std::vector<std::vector<std::int64_t>> NcclGroup::exchange(const std::vector<std::int64_t>& mine) {
   Tensor all = empty({size(), static_cast<std::int64_t>(mine.size())}, {.dtype = int64});
-  host_->all_gather(all, tensor(mine)).wait();
+  Work work = host_->all_gather(all, tensor(mine));
+  if (member_->connected()) work = Work(std::make_shared<HostWork>(member_, std::move(work), false));
+  work.wait();
   std::vector<std::vector<std::int64_t>> lines;
   for (int r = 0; r < size(); ++r) lines.push_back(all[r].to_vector<std::int64_t>());
   return lines;

@@ -100,7 +100,6 @@ class Link final : public NcclLink {
   }
   void unshare(void* memory) override {
     use_device();
-    check_cuda(cudaDeviceSynchronize());
     const auto found = shared_.find(memory);
     if (found == shared_.end()) return;
     if (found->second.window != nullptr) (void)ncclCommWindowDeregister(comm_, found->second.window);

@@ -12,6 +12,7 @@
 #include <tandem/parallel/comm/peer_errors.h>
 #include <tandem/parallel/comm/peer_wait.h>
 #include <tandem/parallel/comm/store_limits.h>
+#include <tandem/tensor/cuda.h>
 
 namespace tandem::parallel {
 namespace {
@@ -37,18 +38,62 @@ class NcclMember::Opened {
   Lock& lock_;
 };
 
+// Why nothing succeeds any more. Graphs that recorded collectives ask for it too, and may live longer than the member.
+struct NcclMember::Failure {
+  const Device device;
+  const std::string who;
+  std::mutex mutex = {};
+  std::exception_ptr error = nullptr, later = nullptr;  // thrown the first time, and from then on
+  bool told = false, left = false;
+
+  void set(const std::exception_ptr& first, bool says_all) {
+    const std::lock_guard lock(mutex);
+    error = later = first;
+    if (says_all) return;
+    try {
+      std::rethrow_exception(first);
+    } catch (const CommError& e) {
+      std::string_view text = e.what();
+      if (text.starts_with(who)) text.remove_prefix(who.size());
+      later = std::make_exception_ptr(CommError(
+          e.rank(), fmt::format("{}an earlier collective failed, so that the group has no more collectives on GPUs; if "
+                                "no rank was lost, call destroy_process_group and init_process_group on every rank, "
+                                "and make models and graphs anew: {}",
+                                who, text)));
+    } catch (...) {
+    }
+  }
+  // Does nothing where there is none.
+  void rethrow() {
+    const std::lock_guard lock(mutex);
+    if (!error) return;
+    forget_broken(device, error);
+    std::rethrow_exception(std::exchange(told, true) ? later : error);
+  }
+  void check_replay() {
+    rethrow();
+    const std::lock_guard lock(mutex);
+    check(!left, "Graph",
+          "a collective of this graph belongs to a process group that was left; make group, model and graph anew");
+  }
+};
+
 NcclMember::NcclMember(const GroupSetup& setup, Device device)
     : setup_(setup),
       rank_(setup.place()),
       table_(nccl_module()),
       stream_(device),
+      failure_(new Failure{.device = device, .who = who(rank_, size())}),
       link_(table_.make_link(device.index(), rank_, static_cast<int>(setup.ranks.size()))) {}
 
 NcclMember::~NcclMember() { leave(); }
 
 void NcclMember::leave() {
   if (!link_) return;  // it has left already
-  *usable_ = false;
+  {
+    const std::lock_guard lock(failure_->mutex);
+    failure_->left = true;
+  }
   if (connected_ && !ends_at_once()) finish();
   {
     const Lock lock(mutex_);
@@ -130,12 +175,7 @@ std::shared_ptr<Flight> NcclMember::launch(const Collective& c, const Fingerprin
   flight->host = host;
   flight->tensors = {c.input, c.output};
   flight->captured = cuda::module("nccl").is_capturing(device().index());
-  if (flight->captured)
-    cuda::module("nccl").at_replay([usable = usable_] {
-      check(*usable, "Graph",
-            "a collective of this graph belongs to a process group that is broken, or was left; make group, model and "
-            "graph anew");
-    });
+  if (flight->captured) cuda::module("nccl").at_replay([failure = failure_] { failure->check_replay(); });
   {
     const Lock lock(mutex_);
     in_capture_ = flight->captured;
@@ -195,10 +235,8 @@ void NcclMember::join(const std::shared_ptr<Flight>& flight) {
   std::vector<Tensor> tensors;  // go without the lock
   const Lock lock(mutex_);
   if (flight && !aborted_) flight->end.hold_up(device());
-  if (const std::exception_ptr& error = aborted_ ? aborted_ : closed_) {
-    forget_broken(device(), error);
-    std::rethrow_exception(error);
-  }
+  failure_->rethrow();
+  if (closed_) std::rethrow_exception(closed_);
   flight->joined = true;
   tensors.swap(flight->tensors);  // from now on they are used in the order of this thread's stream
 }
@@ -226,13 +264,16 @@ void NcclMember::close(const std::string& message) {
                     who(rank_, size()), message)));
 }
 
-void NcclMember::abort(const std::exception_ptr& error) {
+void NcclMember::abort(const std::exception_ptr& error, bool thrown) {
   Lock lock(mutex_);
   if (!aborted_ && connected_) {
     const Opened opened(lock);
     tell_others(error);
   }
-  forget_broken(device(), abort_now(lock, error));
+  const std::exception_ptr kept = abort_now(lock, error);
+  forget_broken(device(), kept);
+  const std::lock_guard failure_lock(failure_->mutex);
+  failure_->told = failure_->told || (thrown && kept == error);
 }
 
 // A rank that waits for its device alone, for what comes before the call that has failed, learns it sooner.
@@ -254,7 +295,7 @@ void NcclMember::tell_others(const std::exception_ptr& error) const {
 std::exception_ptr NcclMember::abort_now(const Lock& lock, std::exception_ptr error) {
   if (aborted_) return aborted_;
   aborted_ = closed_ ? closed_ : std::move(error);
-  *usable_ = false;
+  failure_->set(aborted_, closed_ != nullptr);
   const bool awaited = captured_ || std::ranges::any_of(flights_, [](const auto& f) { return f->joined; });
   if (awaited) report_broken(device(), aborted_);  // before anybody is set free
   abort_link(lock);
@@ -400,7 +441,7 @@ void NcclMember::finish() {
   for (const auto& flight : left) try {
       flight->host.wait();
     } catch (...) {
-      abort(std::current_exception());
+      abort(std::current_exception(), false);
     }
   Lock lock(mutex_);
   drain(lock);
@@ -417,7 +458,7 @@ void NcclMember::finish() {
 
 void* NcclMember::allocate(std::size_t bytes) {
   const Lock lock(mutex_);
-  check_usable(lock);
+  failure_->rethrow();
   try {
     return link_->allocate(bytes);
   } catch (const Error&) {
@@ -435,8 +476,12 @@ void NcclMember::share(void* memory, std::size_t bytes) {
 }
 
 void NcclMember::unshare(void* memory) {
-  Lock lock(mutex_);
-  drain(lock);  // so that the device has nothing to do that waits for others, for which the lock would be held
+  {
+    Lock lock(mutex_);
+    drain(lock);
+  }
+  cuda::synchronize(device());  // of what graphs replay, too; without the lock, since the watchdog may have to end it
+  const Lock lock(mutex_);
   if (link_ && !aborted_) link_->unshare(memory);
 }
 

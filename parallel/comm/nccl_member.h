@@ -58,7 +58,8 @@ class NcclMember {
   void join_all();
   bool is_done(const Flight& flight);
   /// No collective can succeed any more: ends those under way, on all ranks. Of several errors the first one counts.
-  void abort(const std::exception_ptr& error);
+  /// `thrown`: whoever calls it throws the error.
+  void abort(const std::exception_ptr& error, bool thrown);
   /// This rank takes no part in a collective: calls to come fail, and those under way go on.
   void close(const std::string& message);
 
@@ -74,6 +75,7 @@ class NcclMember {
   // launched when it returns.
   using Lock = std::unique_lock<std::mutex>;
   class Opened;
+  struct Failure;
 
   int size() const { return static_cast<int>(setup_.ranks.size()); }
   std::vector<int> others() const;
@@ -111,8 +113,7 @@ class NcclMember {
   const int rank_;
   const NcclTable& table_;
   const cuda::OwnStream stream_;
-  // What graphs ask before they replay collectives that were captured: false once none can succeed.
-  const std::shared_ptr<std::atomic<bool>> usable_ = std::make_shared<std::atomic<bool>>(true);
+  const std::shared_ptr<Failure> failure_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -41,7 +41,7 @@ class NcclLink {
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void begin_share(void* memory, std::size_t bytes) = 0;
   virtual void end_share(void* memory, std::size_t bytes) = 0;
-  /// After what was begun has ended; every rank calls it in the same order.
+  /// Once the device has nothing to do; every rank calls it in the same order.
   virtual void unshare(void* memory) = 0;
   /// Flushes what was given, in the end.
   virtual void begin_finalize() = 0;

@@ -218,7 +218,11 @@ void gpu_error_cases(ProcessGroup& group, Device device) {
   const Work disagreed = group.all_reduce(odd ? five : four);
   for (int i = 0; i < 2; ++i) require_error("the ranks disagree: rank", [&] { disagreed.wait(); });
   require(disagreed.is_completed() && disagreed.exception() != nullptr, "the error of a work stays");
-  require_error("float32 on a GPU", [&] { group.all_reduce(four).wait(); });
+  require_error(fmt::format("rank {} of {}: an earlier collective failed, so that the group has no more collectives on "
+                            "GPUs; if no rank was lost, call destroy_process_group and init_process_group on every "
+                            "rank, and make models and graphs anew: the ranks disagree: rank",
+                            me, n),
+                [&] { group.all_reduce(four).wait(); });
   group.all_reduce(cpu).wait();
   require(same_bits(cpu, full({2}, 1.0 * n)), "the group works on for the CPU");
 }

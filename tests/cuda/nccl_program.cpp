@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <csignal>
+#include <thread>
 
 #include <tandem/tandem.h>
 #include <tandem/tensor/cuda.h>
+#include <tandem/tensor/cuda_graph.h>
 #include <tandem/tests/cuda/nccl_cases.h>
 #include <tandem/tests/parallel/collective_cases.h>
 #include <tandem/tests/parallel/proofs.h>
@@ -77,6 +79,30 @@ void lost_in_flight(int rank, int) {
   test::prove(rank);
 }
 
+// A rank dies while another one allocates, whose GPU waits for it in a graph that it alone replays once more.
+void lost_in_allocate(int rank, int) {
+  parallel::init_process_group();
+  const Device device = parallel::local_device();
+  const auto group = parallel::default_group();
+  Tensor t = ones({1000}, {.device = device});
+  (void)group->allocate({100}, float32, device);  // goes back in the next allocate
+  for (int i = 0; i < 3; ++i) group->all_reduce(t).wait();
+  cuda::Graph graph(device);
+  graph.capture([&] { group->all_reduce(t).wait(); });
+  graph.replay();
+  if (rank == 0) graph.replay();
+  std::thread end;
+  if (rank == 1)
+    end = std::thread([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      kill(getpid(), SIGKILL);
+    });
+  require_error("rank 1 was killed by signal 9", [&] { (void)group->allocate({200}, float32, device); });
+  require_error("rank 1 was killed by signal 9", [&] { graph.replay(); });
+  require_error("rank 0 of 2: an earlier collective failed", [&] { graph.replay(); });
+  test::prove(rank);
+}
+
 // Several ranks on one device, which NCCL refuses.
 void share_a_device(int rank, int) {
   parallel::init_process_group({.backend = "nccl"});
@@ -123,5 +149,6 @@ int main(int argc, char** argv) {
   for (const int ranks : {1, 2, 4})
     if (const int code = parallel::spawn(run, {.nprocs = ranks}); code != 0) return code;
   if (const int code = parallel::spawn(share_a_device, {.nprocs = 2}); code != 0) return code;
-  return test::run("a rank dies in flight", 137, {0, 1}, lost_in_flight, 3);
+  return test::run("a rank dies in flight", 137, {0, 1}, lost_in_flight, 3) +
+         test::run("a rank dies in allocate", 137, {0}, lost_in_allocate, 2);
 }

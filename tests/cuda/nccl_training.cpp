@@ -90,6 +90,20 @@ struct Trainer {
   bool whole;
 };
 
+// Rank 0 alone has made a step.
+void takes_over_a_state(const Group& group, Device device) {
+  const auto net = make_net(1);
+  net->to(device);
+  optim::Adam optimizer(net->parameters(), {.lr = 1e-2});
+  for (Tensor& p : net->parameters()) p.set_grad(values_of(2, p.numel(), float32).view(p.shape()).to(device));
+  if (group->rank() == 0) optimizer.step();
+  parallel::broadcast_state(*net, group);
+  parallel::broadcast_state(optimizer, group);
+  parallel::check_consistency(*net, optimizer, group);
+  optimizer.step();
+  parallel::check_consistency(*net, optimizer, group);
+}
+
 }  // namespace
 
 void gpu_graph_cases(const Group& group, Device device) {
@@ -166,6 +180,7 @@ void gpu_training_cases(const Group& group, Device device) {
     compare<optim::SGD>(group, device, rows, optim::SGDOptions{.lr = 0.1, .momentum = 0.9}, many);
     compare<optim::Adam>(group, device, rows, optim::AdamOptions{.lr = 1e-2}, one_bucket);
   }
+  takes_over_a_state(group, device);
   many.find_unused_parameters = true;
   compare<optim::SGD>(group, device, 8, optim::SGDOptions{.lr = 0.1}, many);
   if (group->size() > 1 && group->backend() == "nccl")
