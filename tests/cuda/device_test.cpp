@@ -146,7 +146,8 @@ TEST_CASE("cuda: tensors of different devices are an error that names the functi
   const Tensor a = ones({2, 2}, {.device = kFirst}), b = ones({2, 2});
   const std::string both = fmt::format("tensors are on different devices: {} and cpu:0; move one with .to", kFirst);
   const auto refused = [&](const std::string& op, auto&& body) {
-    CHECK_ERROR(body(), ("[" + op + "] ").c_str(), both.c_str());
+    const std::string named = "[" + op + "] ";
+    CHECK_ERROR(body(), named.c_str(), both.c_str());
   };
   refused("allclose", [&] { (void)allclose(a, b); });
   refused("allclose", [&] { (void)allclose(a, ones({3})); });
