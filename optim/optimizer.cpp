@@ -189,13 +189,15 @@ Optimizer::Replayed Optimizer::replayed(std::span<const Update> updates) {
         update.index);
   captured_ = true;
   std::vector<Update> kept(updates.begin(), updates.end());
-  auto check_it = [this, alive = std::weak_ptr<const void>(alive_), kept] {
+  std::vector<std::size_t> buffers;  // how many each has
+  for (const Update& update : kept) buffers.push_back(slots_[update.index].buffers.size());
+  auto check_it = [this, alive = std::weak_ptr<const void>(alive_), kept, buffers = std::move(buffers)] {
     check(!alive.expired(), "Graph", "the optimizer whose step was captured is gone; keep it as long as the graph");
-    for (const Update& update : kept) {
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      const Update& update = kept[i];
       const Slot& slot = slots_[update.index];
-      bool same = slot.parameter.raw().data == update.parameter.data;
-      for (std::size_t k = 0; k < slot.buffers.size(); ++k)
-        same = same && slot.buffers[k].raw().data == update.buffers[k].data;
+      bool same = slot.parameter.raw().data == update.parameter.data && slot.buffers.size() == buffers[i];
+      for (std::size_t k = 0; same && k < buffers[i]; ++k) same = slot.buffers[k].raw().data == update.buffers[k].data;
       check(same, name(),
             "parameter {} or its state has other memory than when the step was captured; capture the graph again after "
             "a model is moved or a state is loaded",

@@ -533,6 +533,11 @@ TEST_CASE("cuda: a graph outlives neither its optimizer nor the memory of its pa
     t.optimizer->load_state_dict(t.optimizer->state_dict());
     CHECK_ERROR(t.graph.replay(), "other memory");
   }
+  SUBCASE("a state of before the first step was loaded") {
+    t.optimizer->load_state_dict(make_optimizer(Method::adam, t.net->parameters())->state_dict());
+    CHECK_ERROR(t.graph.replay(), "other memory");
+    CHECK(t.optimizer->state_dict().size() < 10);
+  }
   t.graph = cuda::Graph(kDevice);
 }
 
