@@ -36,8 +36,9 @@ class Graph {
   /// Gives the recorded work to the device, in the order of the calling thread's other work there, and goes on. The
   /// host does its part as in an ordinary step: random numbers are drawn and optimizer steps counted anew, and the
   /// learning rate is that of now. Gradients of leaves are those that the body would leave. One thread at a time.
-  /// Throws Error when nothing was captured, when an optimizer is gone, when tensors that the body used have other
-  /// memory since, and when it went on from gradients that are not there now, or from none where there are some.
+  /// Throws Error, and has no effect, when nothing was captured, when an optimizer is gone, when tensors that the body
+  /// used have other memory since, and when it went on from gradients that are not there now, or from none where there
+  /// are some.
   void replay();
 
  private:
