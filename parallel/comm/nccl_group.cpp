@@ -127,6 +127,7 @@ class NcclGroup final : public ProcessGroup {
   // Where a process has no other ranks to talk to, nothing needs NCCL.
   Work copy_alone(const Collective& c);
   Work announce(const Collective& c, Fingerprint& call);
+  void check_process(const char* op) const;
   void make_member(const char* op, Device device);
   void end_messages();
   std::vector<std::vector<std::int64_t>> exchange(const std::vector<std::int64_t>& mine);
@@ -143,6 +144,7 @@ Work NcclGroup::start(const Collective& c) {
   end_messages();
   const Tensor& any = c.input.defined() ? c.input : c.output;
   if (!any.defined() || any.device().is_cpu()) return start_on_host(c);
+  check_process(name(c.operation));
   if (is_message(c.operation)) return start_message(c);
   if (size() == 1) return copy_alone(c);
   return start_on_gpu(c, any.device());
@@ -172,6 +174,15 @@ Work NcclGroup::copy_alone(const Collective& c) {
   else if (output.defined())
     output.mark_changed();
   return host;
+}
+
+// Before anything is sent in the name of the rank.
+void NcclGroup::check_process(const char* op) const {
+  check(
+      getpid() == process_, op,
+      "this process was forked from process {}, which is the member of the group and works on its GPU; it can take no "
+      "part",
+      process_);
 }
 
 void NcclGroup::make_member(const char* op, Device device) {
@@ -246,6 +257,7 @@ std::vector<std::vector<std::int64_t>> NcclGroup::exchange(const std::vector<std
 
 Tensor NcclGroup::allocate(const Shape& shape, DType dtype, Device device) {
   if (device.is_cpu()) return host_->allocate(shape, dtype, device);
+  check_process("allocate");
   check(rank() >= 0, "allocate", "this process is not a member of the group; only its members may call it");
   if (size() == 1) return zeros(shape, {.dtype = dtype, .device = device});
   make_member("allocate", device);
