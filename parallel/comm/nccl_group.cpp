@@ -9,6 +9,7 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/comm/nccl_member.h>
 #include <tandem/parallel/comm/then.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/open_module.h>
 
@@ -193,7 +194,11 @@ void NcclGroup::make_member(const char* op, Device device) {
 }
 
 Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
-  make_member(name(c.operation), device);
+  try {
+    make_member(name(c.operation), device);
+  } catch (const Error& e) {  // the others would wait for this rank
+    return Work::failing(start_on_host({.operation = Operation::fail, .message = e.what()}), std::current_exception());
+  }
   Fingerprint call;
   Work host = announce(c, call);
   std::shared_ptr<Flight> flight;
@@ -260,7 +265,7 @@ Tensor NcclGroup::allocate(const Shape& shape, DType dtype, Device device) {
   check_process("allocate");
   check(rank() >= 0, "allocate", "this process is not a member of the group; only its members may call it");
   if (size() == 1) return zeros(shape, {.dtype = dtype, .device = device});
-  make_member("allocate", device);
+  do_own_part(*this, [&] { make_member("allocate", device); });
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   std::vector<std::int64_t> mine{static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(dtype)};
   const std::size_t columns = mine.size();
