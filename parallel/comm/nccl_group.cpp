@@ -9,6 +9,7 @@
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/comm/nccl_member.h>
 #include <tandem/parallel/comm/then.h>
+#include <tandem/parallel/own_part.h>
 #include <tandem/tensor/create.h>
 #include <tandem/tensor/open_module.h>
 
@@ -127,6 +128,7 @@ class NcclGroup final : public ProcessGroup {
   // Where a process has no other ranks to talk to, nothing needs NCCL.
   Work copy_alone(const Collective& c);
   Work announce(const Collective& c, Fingerprint& call);
+  void check_process(const char* op) const;
   void make_member(const char* op, Device device);
   void end_messages();
   std::vector<std::vector<std::int64_t>> exchange(const std::vector<std::int64_t>& mine);
@@ -143,6 +145,7 @@ Work NcclGroup::start(const Collective& c) {
   end_messages();
   const Tensor& any = c.input.defined() ? c.input : c.output;
   if (!any.defined() || any.device().is_cpu()) return start_on_host(c);
+  check_process(name(c.operation));
   if (is_message(c.operation)) return start_message(c);
   if (size() == 1) return copy_alone(c);
   return start_on_gpu(c, any.device());
@@ -174,6 +177,15 @@ Work NcclGroup::copy_alone(const Collective& c) {
   return host;
 }
 
+// Before anything is sent in the name of the rank.
+void NcclGroup::check_process(const char* op) const {
+  check(
+      getpid() == process_, op,
+      "this process was forked from process {}, which is the member of the group and works on its GPU; it can take no "
+      "part",
+      process_);
+}
+
 void NcclGroup::make_member(const char* op, Device device) {
   if (!member_) member_ = std::make_shared<NcclMember>(setup_, device);
   check(member_->device() == device, op,
@@ -182,7 +194,11 @@ void NcclGroup::make_member(const char* op, Device device) {
 }
 
 Work NcclGroup::start_on_gpu(const Collective& c, Device device) {
-  make_member(name(c.operation), device);
+  try {
+    make_member(name(c.operation), device);
+  } catch (const Error& e) {  // the others would wait for this rank
+    return Work::failing(start_on_host({.operation = Operation::fail, .message = e.what()}), std::current_exception());
+  }
   Fingerprint call;
   Work host = announce(c, call);
   std::shared_ptr<Flight> flight;
@@ -246,9 +262,10 @@ std::vector<std::vector<std::int64_t>> NcclGroup::exchange(const std::vector<std
 
 Tensor NcclGroup::allocate(const Shape& shape, DType dtype, Device device) {
   if (device.is_cpu()) return host_->allocate(shape, dtype, device);
+  check_process("allocate");
   check(rank() >= 0, "allocate", "this process is not a member of the group; only its members may call it");
   if (size() == 1) return zeros(shape, {.dtype = dtype, .device = device});
-  make_member("allocate", device);
+  do_own_part(*this, [&] { make_member("allocate", device); });
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   std::vector<std::int64_t> mine{static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(dtype)};
   const std::size_t columns = mine.size();

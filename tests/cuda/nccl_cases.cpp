@@ -183,10 +183,6 @@ void gpu_order_cases(ProcessGroup& group, Device device) {
     require_error("they must be on one device", [&] { group.all_gather(all, four); });
     Tensor wide = zeros({1}, here).expand({4});
     require_error("share one place in memory", [&] { group.all_reduce(wide); });
-    if (n > 1) {
-      Tensor elsewhere = zeros({4}, {.device = Device(DeviceType::cuda, (device.index() + 1) % 4)});
-      require_error(fmt::format("but the group has worked on {}", device), [&] { group.all_reduce(elsewhere); });
-    }
   }
   group.barrier().wait();
 }
@@ -223,6 +219,13 @@ void gpu_error_cases(ProcessGroup& group, Device device) {
                             "rank, and make models and graphs anew: the ranks disagree: rank",
                             me, n),
                 [&] { group.all_reduce(four).wait(); });
+  // What one rank cannot do, the others learn.
+  Tensor t = zeros({4}, {.device = odd ? Device(DeviceType::cuda, (device.index() + 1) % 4) : device});
+  const std::string elsewhere = fmt::format("the tensor is on cuda:{}", n % 4);
+  require_error(odd ? elsewhere : fmt::format("rank {} cannot take part in all_reduce (sum, call", n - 1),
+                [&] { group.all_reduce(t).wait(); });
+  require_error(odd ? elsewhere : fmt::format("rank {} cannot take part in all_gather (call", n - 1),
+                [&] { (void)group.allocate({4}, float32, t.device()); });
   group.all_reduce(cpu).wait();
   require(same_bits(cpu, full({2}, 1.0 * n)), "the group works on for the CPU");
 }

@@ -1,5 +1,6 @@
 // The backend nccl over real processes, or over threads as ranks. Ends with 1 on a fault.
 // usage: nccl_program threads|processes
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -45,6 +46,21 @@ void run(int rank, int ranks) {
   parallel::all_reduce(t, {.group = again});
   require(t.to(Device()).to_vector<float>() == std::vector<float>(3, static_cast<float>(ranks)),
           "a sum in another group");
+  if (rank == 0) {  // a child that calls disturbs nobody
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        require_error("it can take no part", [&] { parallel::all_reduce(t, {.group = again}); });
+        require_error("it can take no part", [&] { (void)again->allocate({2}, float32, device); });
+        _exit(0);
+      } catch (...) {
+        _exit(1);
+      }
+    }
+    int status = -1;
+    require(waitpid(child, &status, 0) == child && status == 0, "a forked child");
+  }
+  parallel::all_reduce(t, {.group = again});
   if (rank > 0) require_error("not a member", [&] { parallel::all_reduce(t, {.group = first}); });
   Tensor unfinished = ones({1000}, {.device = device});
   (void)again->all_reduce(unfinished);  // ends with the group
