@@ -15,7 +15,7 @@ Settings to_settings(const AdamOptions& o) {
           {"amsgrad", o.amsgrad ? 1 : 0}};
 }
 
-AdamOptions to_options(std::span<const double> v) {
+AdamOptions adam_options(std::span<const double> v) {
   return {.lr = v[0], .betas = {v[1], v[2]}, .eps = v[3], .weight_decay = v[4], .amsgrad = v[5] != 0};
 }
 
@@ -62,10 +62,10 @@ void Adam::add_param_group(AdamGroup group) {
 
 Settings Adam::settings(std::size_t group) const { return to_settings(options_[group]); }
 
-void Adam::set_settings(std::size_t group, std::span<const double> values) { options_[group] = to_options(values); }
+void Adam::set_settings(std::size_t group, std::span<const double> values) { options_[group] = adam_options(values); }
 
 std::string Adam::settings_problem(std::span<const double> values) const {
-  const AdamOptions o = to_options(values);
+  const AdamOptions o = adam_options(values);
   if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
   if (o.betas[0] >= 1 || o.betas[1] >= 1)
     return fmt::format("betas are {} and {}; both must be below 1, such as 0.9 and 0.999", o.betas[0], o.betas[1]);
@@ -74,7 +74,7 @@ std::string Adam::settings_problem(std::span<const double> values) const {
 
 std::vector<std::string> Adam::buffer_names(std::span<const double> values) const {
   std::vector<std::string> names{"exp_avg", "exp_avg_sq"};
-  if (to_options(values).amsgrad) names.emplace_back("max_exp_avg_sq");
+  if (adam_options(values).amsgrad) names.emplace_back("max_exp_avg_sq");
   return names;
 }
 

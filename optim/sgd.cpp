@@ -14,7 +14,7 @@ Settings to_settings(const SGDOptions& o) {
           {"nesterov", o.nesterov ? 1 : 0}};
 }
 
-SGDOptions to_options(std::span<const double> v) {
+SGDOptions sgd_options(std::span<const double> v) {
   return {.lr = v[0], .momentum = v[1], .dampening = v[2], .weight_decay = v[3], .nesterov = v[4] != 0};
 }
 
@@ -42,10 +42,10 @@ void SGD::add_param_group(SGDGroup group) {
 
 Settings SGD::settings(std::size_t group) const { return to_settings(options_[group]); }
 
-void SGD::set_settings(std::size_t group, std::span<const double> values) { options_[group] = to_options(values); }
+void SGD::set_settings(std::size_t group, std::span<const double> values) { options_[group] = sgd_options(values); }
 
 std::string SGD::settings_problem(std::span<const double> values) const {
-  const SGDOptions o = to_options(values);
+  const SGDOptions o = sgd_options(values);
   if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
     return fmt::format(
@@ -56,7 +56,7 @@ std::string SGD::settings_problem(std::span<const double> values) const {
 }
 
 std::vector<std::string> SGD::buffer_names(std::span<const double> values) const {
-  if (to_options(values).momentum == 0) return {};
+  if (sgd_options(values).momentum == 0) return {};
   return {"momentum_buffer"};
 }
 

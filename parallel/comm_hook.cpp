@@ -13,10 +13,6 @@
 namespace tandem::parallel {
 namespace {
 
-std::shared_ptr<ProcessGroup> or_default(std::shared_ptr<ProcessGroup> group) {
-  return group ? std::move(group) : default_group();
-}
-
 CommHook compress_hook(const char* name, DType dtype, std::shared_ptr<ProcessGroup> group) {
   auto run = [dtype, group = or_default(std::move(group)),
               wires = std::vector<Tensor>()](GradBucket& bucket) mutable -> Work {

@@ -158,10 +158,6 @@ constexpr const char* kDiverged =
     "they were alike before, so that one has computed or written something else: look for writes to weights on some "
     "ranks alone, steps that not all take, and broken memory; go on from a checkpoint";
 
-std::shared_ptr<ProcessGroup> or_default(const std::shared_ptr<ProcessGroup>& group) {
-  return group ? group : default_group();
-}
-
 }  // namespace
 
 void verify_structure(const nn::Module& model, ProcessGroup& group,

@@ -354,7 +354,7 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<nn::Module> mod
   const std::vector<std::int64_t> caps = {bytes_of_mb("first_bucket_mb", options.first_bucket_mb),
                                           bytes_of_mb("bucket_cap_mb", options.bucket_cap_mb)};
   s.module = module;
-  s.group = options.process_group ? options.process_group : default_group();
+  s.group = or_default(options.process_group);
   s.broadcast_buffers = options.broadcast_buffers;
   s.find_unused = options.find_unused_parameters;
   s.check_every = options.check_every;

@@ -282,7 +282,7 @@ bool Joinable::joining(const ProcessGroup& group) { return Joins::under_way(grou
 bool Joinable::joining() const { return joins_ && joins_->under_way(); }
 
 int join(FunctionRef<void()> body, const JoinOptions& options, const std::shared_ptr<ProcessGroup>& given) {
-  const std::shared_ptr<ProcessGroup> group = given ? given : default_group();
+  const std::shared_ptr<ProcessGroup> group = or_default(given);
   check(group->rank() >= 0, "join", "this process is not a member of the group; only its members join");
   return Joins::of(*group)->run(body, options);
 }

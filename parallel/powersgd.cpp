@@ -18,7 +18,7 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kName = "PowerSGD";
+constexpr const char* kPowerSGD = "PowerSGD";
 
 // What is kept of a gradient from step to step, by the name of its parameter: buckets may be made anew.
 struct Matrix {
@@ -56,7 +56,7 @@ class Stages {
   std::int64_t from_;
 };
 
-std::uint64_t hash(const std::string& text) {
+std::uint64_t number_of(const std::string& text) {
   std::uint64_t h = 0xCBF29CE484222325u;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
   return h;
@@ -85,8 +85,9 @@ struct PowerSGD::State {
   // The same on all ranks, and another for each parameter and step.
   Tensor random_q(const std::string& name, std::int64_t step, const Shape& shape, DType dtype) const {
     constexpr std::uint64_t kOwnStreams = std::uint64_t{1} << 63;  // none of manual_seed's
-    const RandomScope scope(PhiloxKey{
-        .seed = options.seed, .stream = hash(name) | kOwnStreams, .block = static_cast<std::uint64_t>(step) << 32});
+    const RandomScope scope(PhiloxKey{.seed = options.seed,
+                                      .stream = number_of(name) | kOwnStreams,
+                                      .block = static_cast<std::uint64_t>(step) << 32});
     Tensor q = rand(shape, {.dtype = dtype});  // uniform: exact, where normal numbers need a logarithm
     return q.sub_(0.5);
   }
@@ -111,7 +112,7 @@ struct PowerSGD::State {
       if (plan) add(*plan);
     add(last);
     for (const auto& [name, matrix] : matrices)
-      check(std::ranges::find(used, &matrix) != used.end(), kName,
+      check(std::ranges::find(used, &matrix) != used.end(), kPowerSGD,
             "the state that was loaded is of another model, or of other options: it has '{}', which is no gradient "
             "that is sent as a product here",
             name);
@@ -158,7 +159,7 @@ struct PowerSGD::State {
   void check_matrix(const std::string& name, Matrix& matrix, const Part& part, const TensorOptions& like) const {
     auto fit = [&](Tensor& t, const char* what, const Shape& shape) {
       if (!t.defined()) return;
-      check(t.shape() == shape, kName,
+      check(t.shape() == shape, kPowerSGD,
             "the state that was loaded is of another model, or of other options: {} of '{}' has shape {}, but this "
             "gradient needs {}",
             what, name, t.shape(), shape);
@@ -215,7 +216,7 @@ struct PowerSGD::State {
   static Work run(const std::shared_ptr<State>& self, GradBucket& bucket) {
     State& s = *self;
     check(
-        bucket.buffer().device().is_cpu(), kName,
+        bucket.buffer().device().is_cpu(), kPowerSGD,
         "the model is on {}, but its products are made on the CPU; use fp16_compress_hook or bf16_compress_hook there",
         bucket.buffer().device());
     const std::int64_t step = s.iteration;
@@ -248,18 +249,18 @@ struct PowerSGD::State {
 
 PowerSGD::PowerSGD(const PowerSGDOptions& options, std::shared_ptr<ProcessGroup> group)
     : state_(std::make_shared<State>()) {
-  check(options.matrix_approximation_rank >= 1, kName, "matrix_approximation_rank is {}; it must be at least 1",
+  check(options.matrix_approximation_rank >= 1, kPowerSGD, "matrix_approximation_rank is {}; it must be at least 1",
         options.matrix_approximation_rank);
-  check(options.start_powersgd_iter >= 0, kName, "start_powersgd_iter is {}; it must not be negative",
+  check(options.start_powersgd_iter >= 0, kPowerSGD, "start_powersgd_iter is {}; it must not be negative",
         options.start_powersgd_iter);
-  check(std::isfinite(options.min_compression_rate) && options.min_compression_rate > 0, kName,
+  check(std::isfinite(options.min_compression_rate) && options.min_compression_rate > 0, kPowerSGD,
         "min_compression_rate is {}; it must be above 0", options.min_compression_rate);
   state_->options = options;
-  state_->group = group ? std::move(group) : default_group();
+  state_->group = or_default(std::move(group));
 }
 
 CommHook PowerSGD::hook() {
-  check(!std::exchange(state_->in_use, true), kName, "its hook was given out already; make one for each model");
+  check(!std::exchange(state_->in_use, true), kPowerSGD, "its hook was given out already; make one for each model");
   const PowerSGDOptions& o = state_->options;
   return {fmt::format("powersgd of rank {} from iteration {}, rate {}, error feedback {}, warm start {}, seed {}",
                       o.matrix_approximation_rank, o.start_powersgd_iter, o.min_compression_rate, o.use_error_feedback,
@@ -292,7 +293,7 @@ NamedTensors PowerSGD::state_dict() const {
   const bool has_errors =
       std::ranges::any_of(s.matrices, [](const auto& entry) { return entry.second.error.defined(); });
   if (!has_errors) return state;
-  check(alone || (s.group->rank() == 0 && s.gathered), kName,
+  check(alone || (s.group->rank() == 0 && s.gathered), kPowerSGD,
         "rank {} of {}: each rank has its own part of the state; call gather_state() on every rank, and then save on "
         "rank 0, before the next backward",
         s.group->rank(), s.group->size());
@@ -331,7 +332,7 @@ void PowerSGD::load_state_dict(const NamedTensors& state) {
   const NoGradGuard no_grad;
   State& s = *state_;
   const auto problems = state_problems(state);
-  check(problems.empty(), kName,
+  check(problems.empty(), kPowerSGD,
         "the state does not fit, and nothing was changed; load what a PowerSGD has saved:\n  {}",
         fmt::format("{}", fmt::join(problems, "\n  ")));
   std::map<std::string, Matrix> loaded;

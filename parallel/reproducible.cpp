@@ -124,7 +124,7 @@ PhiloxKey count(std::uint64_t losses) {
   return draw(losses);
 }
 
-Opening open(const Shards& shards, const std::string& criterion, const Tensor& x, const Tensor& y) {
+Opening open_loss(const Shards& shards, const std::string& criterion, const Tensor& x, const Tensor& y) {
   const PhiloxKey key = count(1);
   Opening mine{.rows = x.size(0),
                .recorded = grad_enabled(),
@@ -264,7 +264,7 @@ Tensor reproducible_loss(const Shards& shards, const std::string& criterion, Red
     check(group == nullptr || !grad_enabled() || !(x.requires_grad() || y.requires_grad()), shards.name,
           "with reproducible_shards the input and the target must not require grad: each rank has the gradient of its "
           "own parts' rows alone; make what computes them a part of the model, or detach them");
-    opening = open(shards, criterion, x, y);
+    opening = open_loss(shards, criterion, x, y);
   });
   if (group != nullptr) opening = agree(opening, criterion, *group);
   begin(opening.stale != 0);

@@ -44,15 +44,15 @@ std::int64_t receive(int from, ProcessGroup& group) {
 }
 void send(std::int64_t number, int to, ProcessGroup& group) { group.send(tensor(std::vector{number}), to).wait(); }
 
-struct Clock {
+struct ClockOffset {
   std::int64_t ahead = 0;       // of rank 0's, in nanoseconds
   std::int64_t round_trip = 0;  // of the messages that told it; 0 where the two are one clock
 };
 
 // How far rank `other`'s clock is ahead of rank 0's, on rank 0: the round trip that was shortest leaves least room.
-Clock compare_clocks(int other, ProcessGroup& group) {
+ClockOffset compare_clocks(int other, ProcessGroup& group) {
   constexpr int kRoundTrips = 40;
-  Clock best;
+  ClockOffset best;
   for (int i = 0; i < kRoundTrips; ++i) {
     if (group.rank() == other) {
       (void)receive(0, group);
@@ -69,8 +69,8 @@ Clock compare_clocks(int other, ProcessGroup& group) {
 }
 
 // Of every rank, on all ranks.
-std::vector<Clock> clocks_of(ProcessGroup& group) {
-  std::vector<Clock> clocks(static_cast<std::size_t>(group.size()));
+std::vector<ClockOffset> clocks_of(ProcessGroup& group) {
+  std::vector<ClockOffset> clocks(static_cast<std::size_t>(group.size()));
   const Numbers identities = all_of(clock_identity(), group);
   for (std::size_t r = 1; r < clocks.size(); ++r) {
     const int other = static_cast<int>(r);
@@ -78,7 +78,7 @@ std::vector<Clock> clocks_of(ProcessGroup& group) {
       clocks[r] = compare_clocks(other, group);
   }
   Numbers told;
-  for (const Clock& c : clocks) told.insert(told.end(), {c.ahead, c.round_trip});
+  for (const ClockOffset& c : clocks) told.insert(told.end(), {c.ahead, c.round_trip});
   Tensor of_rank_0 = tensor(told);
   group.broadcast(of_rank_0, 0).wait();
   told = of_rank_0.to_vector<std::int64_t>();
@@ -87,7 +87,7 @@ std::vector<Clock> clocks_of(ProcessGroup& group) {
 }
 
 // The texts of all ranks, on rank 0.
-std::vector<std::string> gather_texts(std::string mine, ProcessGroup& group) {
+std::vector<std::string> texts_on_rank_0(std::string mine, ProcessGroup& group) {
   constexpr std::int64_t kPiece = 16 << 20;  // bytes a message
   const Numbers sizes = all_of(static_cast<std::int64_t>(mine.size()), group);
   const auto pieces = [&](std::int64_t bytes, const auto& body) {
@@ -128,7 +128,7 @@ void write_trace(const std::string& path, const std::shared_ptr<ProcessGroup>& g
   for (const auto& [rank, count] : recording.left_out)
     if (!of_others(rank)) own_left_out += count;
   const auto me = static_cast<std::size_t>(group.rank());
-  const std::vector<Clock> clocks = clocks_of(group);
+  const std::vector<ClockOffset> clocks = clocks_of(group);
   const Numbers left_out = all_of(own_left_out, group);
   // The timeline begins with the first event of all.
   const std::int64_t none = std::numeric_limits<std::int64_t>::max();
@@ -139,7 +139,7 @@ void write_trace(const std::string& path, const std::shared_ptr<ProcessGroup>& g
                                .name = fmt::format("rank {} of {}", group.rank(), group.size()),
                                .zero = zero == none ? 0 : zero + clocks[me].ahead,
                                .left_out = own_left_out};
-  const std::vector<std::string> texts = gather_texts(trace::text_of(recording.events, process), group);
+  const std::vector<std::string> texts = texts_on_rank_0(trace::text_of(recording.events, process), group);
   std::vector<std::string> ranks;
   for (std::size_t r = 0; r < clocks.size(); ++r)
     ranks.push_back(fmt::format(R"({{"rank":{},"clock_ahead_ns":{},"clock_round_trip_ns":{},"left_out":{}}})", r,

@@ -21,7 +21,7 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kName = "ZeroRedundancyOptimizer";
+constexpr const char* kZero = "ZeroRedundancyOptimizer";
 constexpr const char* kSameOptimizer = "make, set, load and step the same optimizer of the same model on every rank";
 
 std::int64_t elements_of_cache_line(DType dtype) { return 64 / static_cast<std::int64_t>(size_of(dtype)); }
@@ -33,13 +33,13 @@ NamedTensors numbers_of(NamedTensors state) {
 }
 
 // What the hooks before a first step compare.
-class Numbers final : public Stateful {
+class NumbersOf final : public Stateful {
  public:
-  explicit Numbers(const optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+  explicit NumbersOf(const optim::Optimizer& optimizer) : optimizer_(optimizer) {}
   std::string state_name() const override { return optimizer_.state_name(); }
   NamedTensors state_dict() const override { return numbers_of(optimizer_.state_dict()); }
   std::vector<std::string> state_problems(const NamedTensors&) const override { return {"it can only be read"}; }
-  void load_state_dict(const NamedTensors&) override { fail(kName, "numbers alone can only be read"); }
+  void load_state_dict(const NamedTensors&) override { fail(kZero, "numbers alone can only be read"); }
 
  private:
   const optim::Optimizer& optimizer_;
@@ -101,22 +101,22 @@ ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() = default;
 
 ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters, Factory factory,
                                                  std::shared_ptr<ProcessGroup> group)
-    : group_(group ? std::move(group) : default_group()), parameters_(std::move(parameters)) {
-  check(group_->rank() >= 0, kName, "this process is not a member of the group; only its members make the optimizer");
-  check(!Joinable::joining(*group_), kName,
+    : group_(or_default(std::move(group))), parameters_(std::move(parameters)) {
+  check(group_->rank() >= 0, kZero, "this process is not a member of the group; only its members make the optimizer");
+  check(!Joinable::joining(*group_), kZero,
         "rank {} of {}: a divided optimizer is made in a join; make it before the join", group_->rank(),
         group_->size());
   const Purpose purpose("the making of a ZeroRedundancyOptimizer");
   do_own_part(*group_, [&] {
-    optim::check_parameters(kName, parameters_);
+    optim::check_parameters(kZero, parameters_);
     if (!parameters_.empty() && parameters_.front().device().is_cuda()) home_ = parameters_.front().device();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      check(share_memory(parameters_[i].device(), home_), kName,
+      check(share_memory(parameters_[i].device(), home_), kZero,
             "parameter 0 is on {} and parameter {} on {}, but they are divided as one array; move the model to one "
             "device",
             home_, i, parameters_[i].device());
     check(
-        group_->serves(home_), kName,
+        group_->serves(home_), kZero,
         "the parameters are on {}, but the ranks work together over {}, which serves tensors of the CPU; leave out the "
         "backend, or give \"nccl\"",
         home_, group_->backend());
@@ -124,11 +124,11 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::vector<Tensor> parameters,
     std::vector<Tensor> slices;
     for (const Place& place : places_) slices.push_back(place.slice);
     local_ = factory(slices);
-    check(local_ != nullptr, kName, "the factory gave no optimizer; return std::make_unique<optim::Adam>(slices)");
+    check(local_ != nullptr, kZero, "the factory gave no optimizer; return std::make_unique<optim::Adam>(slices)");
     const std::vector<Tensor> taken = local_->parameters();
     check(std::equal(taken.begin(), taken.end(), slices.begin(), slices.end(),
                      [](const Tensor& a, const Tensor& b) { return a.identity() == b.identity(); }),
-          kName, "the factory has not made its optimizer of the {} slices that it was given; use each once, in order",
+          kZero, "the factory has not made its optimizer of the {} slices that it was given; use each once, in order",
           slices.size());
   });
   std::vector<std::pair<std::string, std::string>> values{{"optimizer", local_->name()},
@@ -186,13 +186,13 @@ void ZeroRedundancyOptimizer::take_gradients() {
     const Tensor& p = parameters_[i];
     check(p.identity()->storage == place.memory.identity()->storage && p.shape() == place.memory.shape() &&
               p.dtype() == place.memory.dtype() && p.is_contiguous(),
-          kName,
+          kZero,
           "parameter {} was moved, converted or given another shape after the optimizer was made; make the optimizer "
           "afterwards, and load the state into it",
           i);
     const Tensor g = p.grad();
     if (!g.defined()) continue;
-    check(g.shape() == p.shape() && g.dtype() == p.dtype() && g.device() == p.device(), kName,
+    check(g.shape() == p.shape() && g.dtype() == p.dtype() && g.device() == p.device(), kZero,
           "parameter {} is {} {} on {}, but its gradient is {} {} on {}; call zero_grad() and backward() after a model "
           "is moved or converted",
           i, p.dtype(), p.shape(), p.device(), g.dtype(), g.shape(), g.device());
@@ -262,7 +262,7 @@ void ZeroRedundancyOptimizer::step_own_share() {
   const Forget forget{*local_};
   do_own_part(*group_, [&] {
     take_gradients();
-    optim::call_first_step_hooks(parameters_, Numbers(*local_));
+    optim::call_first_step_hooks(parameters_, NumbersOf(*local_));
     verify_step();
     local_->step();
   });
@@ -348,7 +348,7 @@ NamedTensors ZeroRedundancyOptimizer::state_dict() const {
   return gather(true, 0);
 }
 NamedTensors ZeroRedundancyOptimizer::gather_state(int root) const {
-  check(root >= 0 && root < group_->size(), kName, "gather_state: root {} is out of range: the group has ranks 0 to {}",
+  check(root >= 0 && root < group_->size(), kZero, "gather_state: root {} is out of range: the group has ranks 0 to {}",
         root, group_->size() - 1);
   const Purpose purpose("ZeroRedundancyOptimizer::gather_state");
   return gather(false, root);
@@ -382,7 +382,7 @@ std::vector<std::string> ZeroRedundancyOptimizer::state_problems(const NamedTens
 }
 
 void ZeroRedundancyOptimizer::load_state_dict(const NamedTensors& state) {
-  optim::check_fits(kName, "an optimizer of this kind for this model", state_problems(state));
+  optim::check_fits(kZero, "an optimizer of this kind for this model", state_problems(state));
   std::vector<std::string> none;
   local_->load_state_dict(cut(state, none));
 }

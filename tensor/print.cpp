@@ -32,7 +32,7 @@ struct NumberFormat {
 };
 
 // The indices of a dimension that are shown; -1 stands for the dots.
-std::vector<int64_t> shown(int64_t size, bool shorten) {
+std::vector<int64_t> places_shown(int64_t size, bool shorten) {
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < size; ++i) {
     if (shorten && size > 2 * kEdge && i == kEdge) {
@@ -47,7 +47,7 @@ std::vector<int64_t> shown(int64_t size, bool shorten) {
 template <class Visit>
 void for_each_shown(const Tensor& t, bool shorten, const Visit& visit) {
   if (t.dim() == 0) return visit(t);
-  for (const int64_t i : shown(t.size(0), shorten))
+  for (const int64_t i : places_shown(t.size(0), shorten))
     if (i >= 0) for_each_shown(t[i], shorten, visit);
 }
 
@@ -76,7 +76,7 @@ std::string vector_text(const Tensor& t, const NumberFormat& f, bool shorten, in
   const std::size_t per_line = static_cast<std::size_t>(std::max(1, (kLineWidth - indent) / (f.width + 2)));
   std::string text = "[";
   std::size_t entries = 0;
-  for (const int64_t i : shown(t.size(0), shorten)) {
+  for (const int64_t i : places_shown(t.size(0), shorten)) {
     if (entries > 0)
       text += entries % per_line == 0 ? ",\n" + std::string(static_cast<std::size_t>(indent + 1), ' ') : ", ";
     text += i < 0 ? " ..." : fmt::format("{:>{}}", f.text(t[i]), f.width);
@@ -91,7 +91,7 @@ std::string rows(const Tensor& t, const NumberFormat& f, bool shorten, int inden
   const std::string separator = "," + std::string(static_cast<std::size_t>(t.dim() - 1), '\n') +
                                 std::string(static_cast<std::size_t>(indent + 1), ' ');
   std::string text = "[";
-  for (const int64_t i : shown(t.size(0), shorten)) {
+  for (const int64_t i : places_shown(t.size(0), shorten)) {
     if (text.size() > 1) text += separator;
     text += i < 0 ? "..." : rows(t[i], f, shorten, indent + 1);
   }

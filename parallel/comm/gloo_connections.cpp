@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr auto kTick = Milliseconds(100);
+constexpr auto kLook = Milliseconds(100);
 
 Milliseconds in_milliseconds(double seconds) {
   return Milliseconds(std::max<std::int64_t>(1, std::int64_t(seconds * 1e3)));
@@ -176,7 +176,7 @@ class Connections final : public gloo::Context {
       const std::jthread watcher([&](const std::stop_token& stop) {
         std::unique_lock lock(mutex);
         const auto deadline = Clock::now() + in_milliseconds(seconds);
-        while (!changed.wait_for(lock, stop, kTick, [&] { return stop.stop_requested(); }) && !stop.stop_requested()) {
+        while (!changed.wait_for(lock, stop, kLook, [&] { return stop.stop_requested(); }) && !stop.stop_requested()) {
           try {
             if (!error) store.check_end_of(peer);
             if (!error && Clock::now() > deadline) store.fail_waiting_for(peer);

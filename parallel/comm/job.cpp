@@ -49,14 +49,13 @@ constexpr const char* kBuiltIn = "use \"shm\", \"mpi\" or \"nccl\"; for \"gloo\"
 // The function that makes the groups of a backend.
 auto maker_of(const std::string& backend) {
   const bool in_thread = t_thread_rank != nullptr;
-  check(backend != "thread" || in_thread, "init_process_group",
-        "backend 'thread' is for ranks that spawn_threads starts");
-  check(backend == "thread" || backend == "nccl" || !in_thread, "init_process_group",
+  check(backend != "thread" || in_thread, kInit, "backend 'thread' is for ranks that spawn_threads starts");
+  check(backend == "thread" || backend == "nccl" || !in_thread, kInit,
         "backend '{}' is for ranks that are processes; use \"thread\" within spawn_threads", backend);
   if (backend == "thread") return &make_thread_group;
   if (backend == "nccl") {
     if (!cuda::is_available())
-      fail("init_process_group", "backend 'nccl' is for ranks with a CUDA device each, and there is none: {}",
+      fail(kInit, "backend 'nccl' is for ranks with a CUDA device each, and there is none: {}",
            cuda::unavailable_reason());
     return &make_nccl_group;
   }
@@ -65,7 +64,7 @@ auto maker_of(const std::string& backend) {
 #ifdef TANDEM_GLOO
   if (backend == "gloo") return &make_gloo_group;
 #endif
-  fail("init_process_group", "backend '{}' is not built in; {}", backend, kBuiltIn);
+  fail(kInit, "backend '{}' is not built in; {}", backend, kBuiltIn);
 }
 
 // A group over nccl serves the CPU too, as the others do, so that ranks need not agree on this.
@@ -142,11 +141,11 @@ bool process_ends() { return g_process_ends; }
 bool ends_at_once() { return std::uncaught_exceptions() > 0 || process_ends(); }
 
 void init_process_group(const InitOptions& given) {
-  check(!job(), "init_process_group", "the process has joined already; call destroy_process_group first");
+  check(!job(), kInit, "the process has joined already; call destroy_process_group first");
   tell_rank(given);
   fault::point(fault::Point::start);
   InitOptions options = given;
-  options.timeout_seconds = timeout_or_default("init_process_group", given.timeout_seconds);
+  options.timeout_seconds = timeout_or_default(kInit, given.timeout_seconds);
   if (!options.backend.empty()) (void)maker_of(options.backend);
   auto next = std::make_unique<Job>();
   next->timeout_seconds = options.timeout_seconds;
@@ -173,6 +172,10 @@ std::shared_ptr<ProcessGroup> default_group() {
         "the process has not joined a job; call init_process_group first (a thread that a rank of spawn_threads has "
         "started uses the methods of that rank's ProcessGroup)");
   return job()->all;
+}
+
+std::shared_ptr<ProcessGroup> or_default(std::shared_ptr<ProcessGroup> group) {
+  return group ? std::move(group) : default_group();
 }
 
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {

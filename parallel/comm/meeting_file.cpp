@@ -27,7 +27,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kOp = "init_process_group";
 constexpr const char* kRemedy = "or set MASTER_ADDR and MASTER_PORT, and the ranks meet there";
 constexpr std::size_t kMaxBytes = 4096;
 constexpr std::size_t kNameDigits = 24;
@@ -44,11 +43,12 @@ std::string meeting_folder() {
   std::string folder =
       fmt::format("{}/tandem-{}", text_from_environment("TMPDIR").value_or("/tmp"), static_cast<unsigned>(geteuid()));
   const bool made = mkdir(folder.c_str(), S_IRWXU) == 0 || errno == EEXIST;
-  check(made, kOp, "the folder '{}', for the file where the ranks meet, cannot be made: {}; set TMPDIR to another, {}",
-        folder, std::strerror(errno), kRemedy);
+  check(made, kInit,
+        "the folder '{}', for the file where the ranks meet, cannot be made: {}; set TMPDIR to another, {}", folder,
+        std::strerror(errno), kRemedy);
   // Somebody else may have made it before, or a link that leads elsewhere.
   const bool known = lstat(folder.c_str(), &about) == 0;
-  check(known && S_ISDIR(about.st_mode) && is_private(about), kOp,
+  check(known && S_ISDIR(about.st_mode) && is_private(about), kInit,
         "'{}', for the file where the ranks meet, is not a folder that this user alone may enter; remove it, set "
         "TMPDIR to another place, {}",
         folder, kRemedy);
@@ -78,7 +78,7 @@ std::optional<Contents> read_file(const std::string& path) {
   std::string text(kMaxBytes, '\0');
   const ssize_t n = good ? read(fd, text.data(), text.size()) : -1;
   if (fd >= 0) close(fd);
-  check(n >= 0, kOp, "'{}', where the ranks meet, is not a file that this user alone may read; remove it, {}", path,
+  check(n >= 0, kInit, "'{}', where the ranks meet, is not a file that this user alone may read; remove it, {}", path,
         kRemedy);
   std::istringstream lines(text.substr(0, static_cast<std::size_t>(n)));
   Contents c;
@@ -86,7 +86,7 @@ std::optional<Contents> read_file(const std::string& path) {
   lines >> c.meeting.port >> digits;
   std::getline(lines >> std::ws, c.writer);
   const std::optional<std::string> secret = from_hex(digits);
-  check(lines && secret && secret->size() == kSecretBytes && c.meeting.port >= 1 && c.meeting.port <= 65535, kOp,
+  check(lines && secret && secret->size() == kSecretBytes && c.meeting.port >= 1 && c.meeting.port <= 65535, kInit,
         "'{}', where the ranks meet, has not been written by rank 0; remove it, {}", path, kRemedy);
   c.meeting.secret = *secret;
   return c;
@@ -111,7 +111,7 @@ void remove_stale_files(const std::filesystem::path& folder) {
 MeetingFile::MeetingFile(const std::string& job_id, const Meeting& meeting) {
   const std::string path = meeting_path(job_id), self = identity_of(getpid());
   const std::optional<Contents> before = read_file(path);
-  check(!before || before->writer == self || !is_running(before->writer), kOp,
+  check(!before || before->writer == self || !is_running(before->writer), kInit,
         "another program of this job is starting on this host, too, and both would meet at '{}'; start one after the "
         "other, {}",
         path, kRemedy);
@@ -125,7 +125,7 @@ MeetingFile::MeetingFile(const std::string& job_id, const Meeting& meeting) {
   const int reason = errno;
   if (fd >= 0) close(fd);
   if (!written) unlink(temporary.c_str());
-  check(written, kOp, "the file '{}', where the ranks meet, cannot be written: {}; make room, {}", path,
+  check(written, kInit, "the file '{}', where the ranks meet, cannot be written: {}; make room, {}", path,
         std::strerror(reason), kRemedy);
   path_ = path;
 }

@@ -15,20 +15,20 @@
 namespace tandem::parallel {
 namespace {
 
-class Entry;
+class QueuedCall;
 
 // Works may outlive the queue.
 struct Shared {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Entry>> entries;  // that have not begun
+  std::deque<std::shared_ptr<QueuedCall>> entries;  // that have not begun
   bool stopping = false;
   const pid_t process = getpid();
 };
 
-class Entry final : public Work::State {
+class QueuedCall final : public Work::State {
  public:
-  Entry(std::shared_ptr<Shared> shared, const Collective& c) : call(c), shared_(std::move(shared)) {}
+  QueuedCall(std::shared_ptr<Shared> shared, const Collective& c) : call(c), shared_(std::move(shared)) {}
   bool poll() override {
     const std::lock_guard lock(shared_->mutex);
     return done;
@@ -81,7 +81,7 @@ CallQueue::~CallQueue() {
 }
 
 Work CallQueue::push(const Collective& call) {
-  auto entry = std::make_shared<Entry>(state_->shared, call);
+  auto entry = std::make_shared<QueuedCall>(state_->shared, call);
   {
     const std::lock_guard lock(state_->shared->mutex);
     state_->shared->entries.push_back(entry);
@@ -97,7 +97,7 @@ void CallQueue::State::run_all() {
   for (;;) {
     shared->changed.wait(lock, [this] { return shared->stopping || !shared->entries.empty(); });
     if (shared->entries.empty()) return;
-    std::shared_ptr<Entry> entry = std::move(shared->entries.front());
+    std::shared_ptr<QueuedCall> entry = std::move(shared->entries.front());
     shared->entries.pop_front();
     lock.unlock();
     std::exception_ptr error;

@@ -11,12 +11,10 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kOp = "init_process_group";
-
 MpiEntry* open_entry() {
   std::string reason;
   void* const entry = open_module(kMpiModule, kMpiModuleVariable, kMpiEntry, reason);
-  check(entry != nullptr, kOp,
+  check(entry != nullptr, kInit,
         "backend 'mpi' is not built in, or its module cannot be opened: {}; install libopenmpi-dev and build again",
         reason);
   return reinterpret_cast<MpiEntry*>(entry);
@@ -31,7 +29,7 @@ MpiEntry* module_entry() {
 
 void check_mpi() {
   (void)module_entry();
-  check(started_by_mpi(), kOp,
+  check(started_by_mpi(), kInit,
         "backend 'mpi' needs a process that MPI has started; start the program with `mpirun -n N program`");
 }
 

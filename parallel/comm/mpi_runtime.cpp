@@ -6,10 +6,10 @@
 
 #include <fmt/format.h>
 
+#include <tandem/parallel/comm/start_environment.h>
+
 namespace tandem::parallel {
 namespace {
-
-constexpr const char* kOp = "init_process_group";
 
 // Error's text, or empty. On MPI's own thread, where nothing may throw.
 std::string initialise(MPI_Comm& comm, int& largest_tag, int& rank, int& size, bool& is_ours) {
@@ -117,8 +117,8 @@ void MpiRuntime::start(const GroupSetup& setup, int rank) {
                                 rank, group_size, setup.timeout_seconds,
                                 missing < 0 ? "another rank" : fmt::format("rank {}", missing)));
   }
-  check(error_.empty(), kOp, "{}", error_);
-  check(rank_ == setup.world_rank && size_ > setup.ranks.back(), kOp,
+  check(error_.empty(), kInit, "{}", error_);
+  check(rank_ == setup.world_rank && size_ > setup.ranks.back(), kInit,
         "this process is rank {} of {} for MPI, but joins as rank {} of {}; leave out rank and world_size", rank_,
         size_, setup.world_rank, setup.ranks.size());
 }

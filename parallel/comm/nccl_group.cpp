@@ -8,6 +8,7 @@
 
 #include <tandem/autograd/grad_mode.h>
 #include <tandem/parallel/comm/nccl_member.h>
+#include <tandem/parallel/comm/start_environment.h>
 #include <tandem/parallel/comm/then.h>
 #include <tandem/parallel/own_part.h>
 #include <tandem/tensor/create.h>
@@ -16,15 +17,15 @@
 namespace tandem::parallel {
 namespace {
 
-using Member = std::shared_ptr<NcclMember>;
+using MemberPtr = std::shared_ptr<NcclMember>;
 
-void keep_for_ever(Member member) { (void)new Member(std::move(member)); }
+void keep_for_ever(MemberPtr member) { (void)new MemberPtr(std::move(member)); }
 
 // A collective on GPUs. See Note [Lost ranks on GPUs].
 class GpuWork final : public Work::State {
  public:
   /// Without a flight the member is aborted or closed.
-  GpuWork(Member member, Work host, std::shared_ptr<Flight> flight)
+  GpuWork(MemberPtr member, Work host, std::shared_ptr<Flight> flight)
       : member_(std::move(member)), host_(std::move(host)), flight_(std::move(flight)) {}
   bool poll() override {
     if (ended_) return true;
@@ -59,7 +60,7 @@ class GpuWork final : public Work::State {
     flight_ = nullptr;
   }
 
-  const Member member_;
+  const MemberPtr member_;
   const Work host_;
   std::shared_ptr<Flight> flight_;
   std::exception_ptr error_;
@@ -70,7 +71,8 @@ class GpuWork final : public Work::State {
 // does there, since ranks that did not mean the same are out of step.
 class HostWork final : public Work::State {
  public:
-  HostWork(Member member, Work host, bool fails) : member_(std::move(member)), host_(std::move(host)), fails_(fails) {}
+  HostWork(MemberPtr member, Work host, bool fails)
+      : member_(std::move(member)), host_(std::move(host)), fails_(fails) {}
   bool poll() override { return host_.is_completed(); }
   void wait() override {
     try {
@@ -83,7 +85,7 @@ class HostWork final : public Work::State {
   }
 
  private:
-  const Member member_;
+  const MemberPtr member_;
   const Work host_;
   const bool fails_;
 };
@@ -136,7 +138,7 @@ class NcclGroup final : public ProcessGroup {
   GroupSetup setup_;
   const std::shared_ptr<ProcessGroup> host_;
   const pid_t process_ = getpid();
-  Member member_;  // once there is a tensor on a GPU
+  MemberPtr member_;  // once there is a tensor on a GPU
   std::vector<std::shared_ptr<Block>> blocks_;
   std::list<Work> messages_;  // that bring something to a GPU
 };
@@ -321,7 +323,7 @@ std::shared_ptr<ProcessGroup> make_nccl_group(const GroupSetup& setup) {
 #ifdef TANDEM_GLOO
   if (!one_host) return std::make_shared<NcclGroup>(setup, make_gloo_group(setup));
 #else
-  check(one_host, "init_process_group",
+  check(one_host, kInit,
         "backend 'nccl' on several hosts needs gloo, which is not built in; install libgloo-dev and build again");
 #endif
   return std::make_shared<NcclGroup>(setup, make_shm_group(setup));

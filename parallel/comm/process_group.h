@@ -130,6 +130,8 @@ bool is_initialized();
 bool is_launched();
 /// The default group; Error before init_process_group.
 std::shared_ptr<ProcessGroup> default_group();
+/// `group`, or the default group where it is null.
+std::shared_ptr<ProcessGroup> or_default(std::shared_ptr<ProcessGroup> group);
 /// A group of some of the job's ranks. Every rank of the job calls it, in the same order; those that are not members
 /// get a group without them, whose operations are errors.
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);

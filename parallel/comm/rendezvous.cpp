@@ -23,15 +23,13 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kOp = "init_process_group";
-
 constexpr const char* kHowToStart =
     "start the program with `tandem-run -n N program`, call spawn, or set RANK, WORLD_SIZE, MASTER_ADDR and "
     "MASTER_PORT";
 
 template <class T>
 T required(std::optional<T> value, const char* variable) {
-  check(value.has_value(), kOp, "{} is not set; {}", variable, kHowToStart);
+  check(value.has_value(), kInit, "{} is not set; {}", variable, kHowToStart);
   return *value;
 }
 
@@ -51,7 +49,7 @@ Address parse_address(std::string_view method) {
     const auto [end, error] = std::from_chars(rest.data() + colon + 1, last, a.port);
     good = error == std::errc() && end == last && a.port >= 1 && a.port <= 65535;
   }
-  check(good, kOp, "init_method is '{}'; write it as tcp://host:port, with a port from 1 to 65535", method);
+  check(good, kInit, "init_method is '{}'; write it as tcp://host:port, with a port from 1 to 65535", method);
   return a;
 }
 
@@ -87,7 +85,7 @@ Address address_from_environment() {
   Address a{.host = required(text_from_environment("MASTER_ADDR"), "MASTER_ADDR"),
             .port = required(number_from_environment("MASTER_PORT"), "MASTER_PORT"),
             .secret = secret_from_environment()};
-  check(a.port >= 1 && a.port <= 65535, kOp, "MASTER_PORT is {}; it must be 1 to 65535", a.port);
+  check(a.port >= 1 && a.port <= 65535, kInit, "MASTER_PORT is {}; it must be 1 to 65535", a.port);
   return a;
 }
 
@@ -170,7 +168,7 @@ std::string host_id() {
 
 Place find_place(const InitOptions& options) {
   const std::string_view method = options.init_method;
-  check(options.store == nullptr || method == "env://", kOp,
+  check(options.store == nullptr || method == "env://", kInit,
         "both a store and init_method '{}' are given; leave one out", method);
   if (t_thread_rank != nullptr)
     return {.rank = t_thread_rank->rank, .world_size = t_thread_rank->world_size, .store = t_thread_rank->store};
@@ -181,11 +179,11 @@ Place find_place(const InitOptions& options) {
   };
   const Setting rank = setting(options.rank, "rank", start.rank, "RANK"),
                 size = setting(options.world_size, "world_size", start.world_size, "WORLD_SIZE");
-  check(size.value > 0, kOp, "{} is {}; it must be at least 1", size.variable, size.value);
-  check(rank.value < size.value, kOp, "{} is {}, which is out of range: {} is {}", rank.variable, rank.value,
+  check(size.value > 0, kInit, "{} is {}; it must be at least 1", size.variable, size.value);
+  check(rank.value < size.value, kInit, "{} is {}, which is out of range: {} is {}", rank.variable, rank.value,
         size.variable, size.value);
   if (options.backend == "mpi" && start.started_rank && start.started_size)
-    check(rank.value == start.started_rank->value && size.value == start.started_size->value, kOp,
+    check(rank.value == start.started_rank->value && size.value == start.started_size->value, kInit,
           "{} is {} and {} is {}, but MPI has started this process as rank {} of {}; leave {} and {} out",
           rank.variable, rank.value, size.variable, size.value, start.started_rank->value, start.started_size->value,
           rank.variable, size.variable);
@@ -206,14 +204,14 @@ Place find_place(const InitOptions& options) {
   if (method.starts_with("tcp://")) {
     address = parse_address(method);
   } else {
-    check(method == "env://", kOp, "init_method is '{}'; give \"env://\", \"tcp://host:port\" or \"file:///path\"",
+    check(method == "env://", kInit, "init_method is '{}'; give \"env://\", \"tcp://host:port\" or \"file:///path\"",
           method);
     const bool is_given = std::getenv("MASTER_ADDR") != nullptr || std::getenv("MASTER_PORT") != nullptr;
     if (is_given || start.job_id.empty()) {
       address = address_from_environment();
       launcher_holds = text_from_environment(kLauncherStoreVariable) == "1";
     } else {
-      check(start.one_host, kOp,
+      check(start.one_host, kInit,
             "the job runs on several hosts, and MASTER_ADDR is not set; set, on all ranks, MASTER_ADDR to an address "
             "of rank 0's host, MASTER_PORT to a free port there, and TANDEM_SECRET_FILE to a file with a secret");
       address = meet_on_this_host(place, start.job_id, options.timeout_seconds);
@@ -236,7 +234,8 @@ Agreement agree(const Place& place, const InitOptions& options) {
   Store& store = *place.store;
   const std::int64_t time = store.add(fmt::format("joins/{}", place.rank), 1);
   const auto prefix_of = [](std::int64_t t) { return fmt::format("{}/", t); };
-  check(time == 1 || (store.check(last_join_key(place)) && store.get(last_join_key(place)) == prefix_of(time - 1)), kOp,
+  check(time == 1 || (store.check(last_join_key(place)) && store.get(last_join_key(place)) == prefix_of(time - 1)),
+        kInit,
         "rank {} has tried to join this job before, and has failed; a job cannot be joined after that: start all ranks "
         "again",
         place.rank);

@@ -21,7 +21,7 @@
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kOp = "secret";
+constexpr const char* kSecret = "secret";
 constexpr std::size_t kMaxFileBytes = 4096;
 
 const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
@@ -29,34 +29,34 @@ const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<c
 // OpenSSL would clean up when the process exits, while the thread of a StoreServer may still use it.
 void keep_openssl() {
   static const int done = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  check(done == 1, kOp, "this OpenSSL cannot be used");
+  check(done == 1, kSecret, "this OpenSSL cannot be used");
 }
 
 void check_varies(const char* variable, std::string_view secret) {
   const bool varies = secret.find_first_not_of(secret.front()) != std::string_view::npos;
-  check(varies, kOp,
+  check(varies, kSecret,
         "the secret of {} is one byte repeated, which anybody can guess; make one with: openssl rand -hex 32",
         variable);
 }
 
 std::string read_file(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  check(fd >= 0, kOp, "{} names '{}', which cannot be opened: {}", kSecretFileVariable, path, std::strerror(errno));
+  check(fd >= 0, kSecret, "{} names '{}', which cannot be opened: {}", kSecretFileVariable, path, std::strerror(errno));
   struct stat about {};
   const bool known = fstat(fd, &about) == 0;
   std::string text(kMaxFileBytes + 1, '\0');
   const ssize_t n = known && S_ISREG(about.st_mode) ? read(fd, text.data(), text.size()) : -1;
   close(fd);
-  check(n >= 0, kOp, "{} names '{}', which is no file that can be read", kSecretFileVariable, path);
-  check(about.st_uid == geteuid() || about.st_uid == 0, kOp,
+  check(n >= 0, kSecret, "{} names '{}', which is no file that can be read", kSecretFileVariable, path);
+  check(about.st_uid == geteuid() || about.st_uid == 0, kSecret,
         "the secret in '{}' belongs to another user ({}), who may read and change it; make a file of your own with: "
         "(umask 077; openssl rand -hex 32 > FILE)",
         path, static_cast<unsigned>(about.st_uid));
-  check((about.st_mode & (S_IRWXG | S_IRWXO)) == 0, kOp,
+  check((about.st_mode & (S_IRWXG | S_IRWXO)) == 0, kSecret,
         "others than this user may read or write the secret in '{}'; protect it with: chmod 600 {}", path, path);
   text.resize(static_cast<std::size_t>(n));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  check(text.size() >= kSecretBytes && text.size() <= kMaxFileBytes, kOp,
+  check(text.size() >= kSecretBytes && text.size() <= kMaxFileBytes, kSecret,
         "the secret in '{}' has {} bytes; it must have {} to {}; make one with: openssl rand -hex 32 > {}", path,
         text.size() > kMaxFileBytes ? static_cast<std::size_t>(about.st_size) : text.size(), kSecretBytes,
         kMaxFileBytes, path);
@@ -69,14 +69,14 @@ std::string read_file(const char* path) {
 std::string random_bytes() {
   keep_openssl();
   std::array<unsigned char, kSecretBytes> bytes{};
-  check(RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) == 1, kOp, "the system gives no random numbers");
+  check(RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) == 1, kSecret, "the system gives no random numbers");
   return {bytes.begin(), bytes.end()};
 }
 
 std::string secret_from_environment() {
   if (const std::optional<std::string> text = text_from_environment(kSecretVariable)) {
     const std::optional<std::string> secret = from_hex(*text);
-    check(secret && secret->size() >= kSecretBytes && secret->size() <= kMaxFileBytes, kOp,
+    check(secret && secret->size() >= kSecretBytes && secret->size() <= kMaxFileBytes, kSecret,
           "{} is no secret: it must be {} or more hexadecimal digits, two for a byte", kSecretVariable,
           2 * kSecretBytes);
     check_varies(kSecretVariable, *secret);
@@ -114,7 +114,7 @@ std::string proof(std::string_view secret, std::string_view text) {
   unsigned size = 0;
   const bool made = HMAC(EVP_sha256(), bytes_of(secret), static_cast<int>(secret.size()), bytes_of(text), text.size(),
                          result.data(), &size) != nullptr;
-  check(made, kOp, "HMAC-SHA256 cannot be computed by this OpenSSL");
+  check(made, kSecret, "HMAC-SHA256 cannot be computed by this OpenSSL");
   return {result.begin(), result.begin() + size};
 }
 

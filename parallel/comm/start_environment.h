@@ -21,9 +21,11 @@ struct StartEnvironment {
   std::string job_id = {};  // the same in those processes alone; empty when they were started in another way
 };
 
+/// The operation that errors of joining a job name.
+inline constexpr const char* kInit = "init_process_group";
 /// Reads Open MPI's variables, or else MPICH's, or else Slurm's, the latter in steps that srun has started. Error when
 /// a variable is no number, in the name of `op`.
-StartEnvironment start_environment(const char* op = "init_process_group");
+StartEnvironment start_environment(const char* op = kInit);
 /// Whether an MPI has started this process, and so MPI can be initialised as one of several ranks.
 bool started_by_mpi();
 /// Set in a process that spawn has started and that has not come to its call yet.
@@ -33,7 +35,7 @@ inline constexpr const char* kTimeoutVariable = "TANDEM_TIMEOUT";
 /// The seconds that were given; for 0 what the variable says, or 30. Error when that is no positive number.
 double timeout_or_default(const char* op, double seconds);
 /// A number from the environment; null when the variable is not set, Error when it is no number.
-std::optional<int> number_from_environment(const char* variable, const char* op = "init_process_group");
+std::optional<int> number_from_environment(const char* variable, const char* op = kInit);
 /// A text from the environment; null when the variable is not set, or empty.
 std::optional<std::string> text_from_environment(const char* variable);
 

@@ -29,7 +29,7 @@ using namespace store_protocol;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kGoodbyeSeconds = 1;  // at most
-constexpr auto kRetryTime = std::chrono::milliseconds(50);
+constexpr auto kReconnectTime = std::chrono::milliseconds(50);
 constexpr int kRejections = 3;  // of this process's proof, until it is believed to be wrong
 
 struct TimedOut {};
@@ -166,9 +166,9 @@ struct TCPStore::State {
       } catch (const asio::system_error& e) {
         if (out_of_files(e.code())) no_files(e.code());
         const bool reset = e.code() == asio::error::connection_reset || e.code() == asio::error::broken_pipe;
-        if (!reset || Clock::now() + kRetryTime >= deadline) throw;
+        if (!reset || Clock::now() + kReconnectTime >= deadline) throw;
       }
-      std::this_thread::sleep_for(kRetryTime);
+      std::this_thread::sleep_for(kReconnectTime);
     }
   }
 
@@ -183,12 +183,12 @@ struct TCPStore::State {
         why = e.code().message();
       } catch (const TimedOut&) {
       }
-      if (Clock::now() + kRetryTime >= deadline)
+      if (Clock::now() + kReconnectTime >= deadline)
         throw CommError(-1,
                         fmt::format("{}waited {} s for the store at {}: {}; rank 0 or the launcher holds it, so see "
                                     "that it runs, and that MASTER_ADDR and MASTER_PORT are the same on every rank",
                                     me(), options.timeout_seconds, address(), why));
-      std::this_thread::sleep_for(kRetryTime);
+      std::this_thread::sleep_for(kReconnectTime);
     }
   }
 

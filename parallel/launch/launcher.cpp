@@ -35,7 +35,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // When a job ends, ranks first get the time to say what they have lost, then are asked to end, then made to.
-constexpr auto kGraceTime = std::chrono::seconds(3);
+constexpr auto kTimeToEnd = std::chrono::seconds(3);
 constexpr int kStepMilliseconds = 20;
 constexpr const char* kBeginVariable = "TANDEM_LAUNCH_BEGIN";  // a descriptor into which a rank writes its number
 
@@ -326,7 +326,7 @@ void Launcher::end_ranks(const Nodes& nodes) {
   if (!ending_) ending_ = now;
   if (std::exchange(said_, failure->what) != failure->what && (running() || options_.nnodes > 1))
     terminal_.say(fmt::format("{}; the {}ranks are ended", failure->what, interrupted_ == 0 ? "other " : ""));
-  const int signal = now > *ending_ + 2 * kGraceTime ? SIGKILL : now > *ending_ + kGraceTime ? SIGTERM : 0;
+  const int signal = now > *ending_ + 2 * kTimeToEnd ? SIGKILL : now > *ending_ + kTimeToEnd ? SIGTERM : 0;
   if (signal == 0 || signal == sent_ || sent_ == SIGKILL) return;
   sent_ = signal;
   send_to_groups(signal);

@@ -23,7 +23,7 @@ std::string to_text(const Failure& f) {
                      fmt::join(f.last_lines, "\n"));
 }
 
-std::string to_text(const Member& m) { return fmt::format("{}\n{}\n{}\n{}", m.terms, m.host, m.token, m.nprocs); }
+std::string to_text(const Arrival& a) { return fmt::format("{}\n{}\n{}\n{}", a.terms, a.host, a.token, a.nprocs); }
 
 Failure failure_from(const std::string& text) {
   std::vector<std::string> lines = split_lines(text);
@@ -35,7 +35,7 @@ Failure failure_from(const std::string& text) {
           .last_lines = {lines.begin() + 4, lines.end()}};
 }
 
-Member member_from(const std::string& text) {
+Arrival arrival_from(const std::string& text) {
   std::vector<std::string> lines = split_lines(text);
   lines.resize(4);
   return {.terms = lines[0], .host = lines[1], .token = lines[2], .nprocs = std::atoi(lines[3].c_str())};

@@ -15,17 +15,17 @@ struct Failure {
 };
 
 /// What a launcher tells the others when it comes.
-struct Member {
+struct Arrival {
   std::string terms = {};  // options in which all must agree
   std::string host = {};
   std::string token = {};  // random, of this start
   int nprocs = 0;
 };
 
-/// The members' texts hold no line feeds.
+/// The fields of an Arrival hold no line feeds.
 std::string to_text(const Failure& failure);
-std::string to_text(const Member& member);
+std::string to_text(const Arrival& arrival);
 Failure failure_from(const std::string& text);
-Member member_from(const std::string& text);
+Arrival arrival_from(const std::string& text);
 
 }  // namespace tandem::parallel

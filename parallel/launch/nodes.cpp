@@ -24,10 +24,10 @@ using std::chrono::milliseconds;
 
 const std::string kStartKey = std::string(kLauncherPrefix) + "start";
 constexpr auto kBeatTime = milliseconds(500);           // between signs of life
-constexpr auto kPause = milliseconds(100);              // between looks into the store
+constexpr auto kStorePause = milliseconds(100);         // between looks into the store
 constexpr auto kRefusedTime = std::chrono::seconds(1);  // a host that refuses connections for so long has no store
 constexpr auto kAudibleTime = milliseconds(500);        // since the last answer
-constexpr auto kStoppedTime = std::chrono::seconds(1);  // a longer pause: this launcher was stopped, not the others
+constexpr auto kPausedTime = std::chrono::seconds(1);   // a longer pause: this launcher was stopped, not the others
 constexpr auto kLastWait = std::chrono::seconds(5);
 constexpr double kStoreSeconds = 2;  // for one request of a launcher; the job's timeout is for silence as a whole
 
@@ -51,7 +51,7 @@ struct Nodes::State {
   bool joined = true;
 
   std::unique_ptr<TCPStore> store;
-  std::vector<Member> members;
+  std::vector<Arrival> members;
   std::vector<int> first_ranks;
   // Of the thread alone, as is the store once it runs.
   std::vector<std::string> beats;
@@ -120,7 +120,7 @@ void Nodes::State::connect(Clock::time_point limit, FunctionRef<bool()> stop) {
       // Before node 0 has forgotten the keys of the start before, nothing may be written.
       while (!stop() && read(kStartKey) != std::to_string(restart_count)) {
         if (Clock::now() > limit) throw CommError(0, "it has not begun the restart");
-        std::this_thread::sleep_for(kPause);
+        std::this_thread::sleep_for(kStorePause);
       }
       return;
     } catch (const CommError& e) {
@@ -138,17 +138,17 @@ void Nodes::State::connect(Clock::time_point limit, FunctionRef<bool()> stop) {
 void Nodes::State::meet(Clock::time_point limit, FunctionRef<bool()> stop) {
   const std::string terms = fmt::format("--nnodes {} --max-restarts {}", options.nnodes, options.max_restarts);
   const std::string mine =
-      to_text(Member{.terms = terms, .host = host, .token = layout.run_id, .nprocs = options.nprocs});
+      to_text(Arrival{.terms = terms, .host = host, .token = layout.run_id, .nprocs = options.nprocs});
   const std::string there = store->compare_set(key("join", me()), "", mine);
   if (there != mine)
     throw CommError(-1, fmt::format("{}: host {} has come as node {} already; give each node its own --node-rank",
-                                    name(), member_from(there).host, me()));
+                                    name(), arrival_from(there).host, me()));
   for (;;) {
     std::vector<int> missing;
     members.clear();
     for (int i = 0; i < options.nnodes; ++i) {
       const std::string text = read(key("join", i));
-      members.push_back(member_from(text));
+      members.push_back(arrival_from(text));
       if (text.empty()) missing.push_back(i);
       if (!text.empty() && members.back().terms != terms)
         throw CommError(-1, fmt::format("{}: the nodes disagree: this one was given {}, node {} was given {}", name(),
@@ -160,13 +160,13 @@ void Nodes::State::meet(Clock::time_point limit, FunctionRef<bool()> stop) {
                                       "same --nnodes, --master-addr and --master-port; a longer wait is set by "
                                       "--timeout",
                                       name(), options.timeout_seconds, list_of(missing, "node", "nodes")));
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kStorePause);
   }
 }
 
 void Nodes::State::arrange() {
   layout.world_size = 0;
-  for (const Member& m : members) {
+  for (const Arrival& m : members) {
     first_ranks.push_back(layout.world_size);
     layout.world_size += m.nprocs;
   }
@@ -177,7 +177,7 @@ void Nodes::State::arrange() {
 }
 
 void Nodes::State::lose(int node, const std::string& how) {
-  const Member& m = members[static_cast<std::size_t>(node)];
+  const Arrival& m = members[static_cast<std::size_t>(node)];
   const int first = first_ranks[static_cast<std::size_t>(node)], last = first + m.nprocs - 1;
   const std::string ranks = first == last ? fmt::format("rank {}", first) : fmt::format("ranks {} to {}", first, last);
   const Failure f{.what = fmt::format("node {} of {} with {} {}", node, options.nnodes, ranks, how),
@@ -284,8 +284,8 @@ void Nodes::State::watch() {
       std::unique_lock lock(mutex);
       if (stopping || settled) return;
       const auto begin = Clock::now();
-      changed.wait_for(lock, kPause, [&] { return stopping || posted; });
-      if (Clock::now() > begin + kStoppedTime) heard.assign(heard.size(), Clock::now());
+      changed.wait_for(lock, kStorePause, [&] { return stopping || posted; });
+      if (Clock::now() > begin + kPausedTime) heard.assign(heard.size(), Clock::now());
       posted = false;
     }
     try {

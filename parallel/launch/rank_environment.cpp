@@ -16,7 +16,7 @@ extern char** environ;
 namespace tandem::parallel {
 namespace {
 
-constexpr const char* kOp = "launch";
+constexpr const char* kLaunch = "launch";
 constexpr int kMaxNodes = 1 << 16;
 constexpr double kLeastTimeout = 0.1;
 
@@ -31,25 +31,26 @@ std::string quoted(const std::string& text) {
 }  // namespace
 
 LaunchOptions checked(const std::vector<std::string>& command, LaunchOptions o) {
-  check(!command.empty() && !command[0].empty(), kOp, "there is no program to start");
-  check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kOp, "{} processes on a host were asked for; give 1 to {}",
+  check(!command.empty() && !command[0].empty(), kLaunch, "there is no program to start");
+  check(o.nprocs >= 1 && o.nprocs <= kMaxRanksPerNode, kLaunch, "{} processes on a host were asked for; give 1 to {}",
         o.nprocs, kMaxRanksPerNode);
-  check(o.nnodes >= 1 && o.nnodes <= kMaxNodes, kOp, "{} nodes were asked for; give 1 to {}", o.nnodes, kMaxNodes);
-  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kOp, "node rank {} is out of range: give 0 to {}", o.node_rank,
+  check(o.nnodes >= 1 && o.nnodes <= kMaxNodes, kLaunch, "{} nodes were asked for; give 1 to {}", o.nnodes, kMaxNodes);
+  check(o.node_rank >= 0 && o.node_rank < o.nnodes, kLaunch, "node rank {} is out of range: give 0 to {}", o.node_rank,
         o.nnodes - 1);
-  check(o.max_restarts >= 0, kOp, "{} restarts were asked for; give 0 or more", o.max_restarts);
-  check(o.master_port >= 0 && o.master_port <= 65535, kOp, "port {} is out of range: give 1 to 65535", o.master_port);
-  check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kOp,
+  check(o.max_restarts >= 0, kLaunch, "{} restarts were asked for; give 0 or more", o.max_restarts);
+  check(o.master_port >= 0 && o.master_port <= 65535, kLaunch, "port {} is out of range: give 1 to 65535",
+        o.master_port);
+  check(o.nnodes == 1 || (!o.master_addr.empty() && o.master_port != 0), kLaunch,
         "several nodes need --master-addr, an address of node 0 that the others reach, and --master-port, the same on "
         "all");
-  check(o.nnodes == 1 || text_from_environment(kSecretFileVariable) || text_from_environment(kSecretVariable), kOp,
+  check(o.nnodes == 1 || text_from_environment(kSecretFileVariable) || text_from_environment(kSecretVariable), kLaunch,
         "several nodes need a secret, so that nobody else can join; make one with: (umask 077; openssl rand -hex 32 > "
         "tandem.secret), copy it to every node, and set {} to its path there",
         kSecretFileVariable);
-  check(!o.tee || !o.log_dir.empty(), kOp, "--tee copies what goes into logs; give --log-dir too, or leave it out");
+  check(!o.tee || !o.log_dir.empty(), kLaunch, "--tee copies what goes into logs; give --log-dir too, or leave it out");
   if (o.master_addr.empty()) o.master_addr = "127.0.0.1";
-  o.timeout_seconds = timeout_or_default(kOp, o.timeout_seconds);
-  check(o.timeout_seconds >= kLeastTimeout, kOp, "a timeout of {} s was asked for; give {} s or more",
+  o.timeout_seconds = timeout_or_default(kLaunch, o.timeout_seconds);
+  check(o.timeout_seconds >= kLeastTimeout, kLaunch, "a timeout of {} s was asked for; give {} s or more",
         o.timeout_seconds, kLeastTimeout);
   return o;
 }

@@ -15,8 +15,8 @@ namespace tandem::parallel {
 namespace {
 
 constexpr std::size_t kLastLines = 10, kLastLineBytes = 1000;
-constexpr std::size_t kLineBytes = 64 << 10;  // longer lines are parted
-constexpr int kReadsAtEnd = 256;              // more than a pipe holds
+constexpr std::size_t kMaxLineBytes = 64 << 10;  // longer lines are parted
+constexpr int kReadsAtEnd = 256;                 // more than a pipe holds
 
 bool readable(int fd) {
   pollfd wait{fd, POLLIN, 0};
@@ -76,7 +76,7 @@ void RankOutput::take() {
   for (std::size_t end; (end = line_.find('\n', begin)) != std::string::npos; begin = end + 1)
     write_line(std::string_view(line_).substr(begin, end - begin));
   line_.erase(0, begin);
-  if (line_.size() >= kLineBytes) write_line(std::exchange(line_, {}));
+  if (line_.size() >= kMaxLineBytes) write_line(std::exchange(line_, {}));
   flush();
   if (ended) end();
 }

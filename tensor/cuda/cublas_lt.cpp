@@ -65,7 +65,7 @@ void initialise(DeviceState& state, int device) {
   check_status(cublasLtCreate(&state.handle), kOp);
 }
 
-bool capturing(cudaStream_t stream) {
+bool stream_captures(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_status(cudaStreamIsCapturing(stream, &status), kOp);
   return status != cudaStreamCaptureStatusNone;
@@ -236,7 +236,7 @@ Plan make_plan(DeviceState& state, const Problem& problem, const LtProduct& p, D
   const std::vector<Candidate> found = candidates(state, problem, plan);
   if (found.empty()) return plan;
   const bool alternatives = found.size() > 1 || p.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-  const bool measure = tune && alternatives && !capturing(stream);
+  const bool measure = tune && alternatives && !stream_captures(stream);
   const Candidate* const chosen = measure ? fastest(state, plan, found, p, device, stream, in_steps) : &found.front();
   if (chosen == nullptr) return plan;
   plan.algorithm = chosen->algo;
@@ -258,7 +258,7 @@ bool launched(Device device, const LtProduct& product, FunctionRef<void()> in_st
   if (!plan.algorithm) return false;
   set_pointers(plan, product);
   std::optional<Scratch> captured;
-  if (plan.workspace > 0 && capturing(stream)) captured.emplace(device, plan.workspace);
+  if (plan.workspace > 0 && stream_captures(stream)) captured.emplace(device, plan.workspace);
   void* const memory = captured ? captured->data() : plan.workspace > 0 ? workspace(state, device, stream) : nullptr;
   check_status(launch(state, plan, *plan.algorithm, product, memory, plan.workspace, stream), kOp);
   return true;

@@ -11,12 +11,12 @@ namespace {
 
 std::atomic<void (*)(int)> g_hook{nullptr};
 
-struct Place {
+struct FirstError {
   std::once_flag once;
   std::atomic<DeviceError*> error{nullptr};
 };
-std::array<Place, kMaxDevices>& places() {
-  static auto* const all = new std::array<Place, kMaxDevices>();
+std::array<FirstError, kMaxDevices>& first_errors() {
+  static auto* const all = new std::array<FirstError, kMaxDevices>();
   return *all;
 }
 
@@ -40,13 +40,13 @@ std::optional<Finding> take(DeviceError& error) {
 }  // namespace
 
 DeviceError* device_error(Device device) {
-  Place& place = places()[static_cast<std::size_t>(device.index())];
-  std::call_once(place.once, [&] {
+  FirstError& first = first_errors()[static_cast<std::size_t>(device.index())];
+  std::call_once(first.once, [&] {
     void* memory = nullptr;
     check_status(cudaHostAlloc(&memory, sizeof(DeviceError), cudaHostAllocPortable | cudaHostAllocMapped), "cuda");
-    place.error = new (memory) DeviceError();
+    first.error = new (memory) DeviceError();
   });
-  return place.error;
+  return first.error;
 }
 
 void set_synchronize_hook(void (*hook)(int device)) { g_hook = hook; }
@@ -59,7 +59,7 @@ void throw_device_error(Device device) {
 void throw_errors_of_values(Device device) {
   throw_device_error(device);
   for (int other = 0; other < kMaxDevices; ++other) {
-    DeviceError* const error = places()[static_cast<std::size_t>(other)].error;
+    DeviceError* const error = first_errors()[static_cast<std::size_t>(other)].error;
     const auto found = error == nullptr ? std::nullopt : take(*error);
     if (!found) continue;
     try {

@@ -8,7 +8,7 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr std::size_t kPage = std::size_t{64} << 10, kAlignment = 16;
+constexpr std::size_t kPage = std::size_t{64} << 10, kSlotAlignment = 16;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ Slots::~Slots() {
 }
 
 void* Slots::add(std::size_t bytes, UniqueFunction<void(void*)> refresh) {
-  const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t size = (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
   if (pages_.empty() || pages_.back().bytes - pages_.back().used < size) {
     Page page{.bytes = std::max(size, kPage), .offset = bytes_};
     page.data = static_cast<char*>(memory_.allocate(page.bytes));

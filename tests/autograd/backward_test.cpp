@@ -1,4 +1,5 @@
 // Backward through graphs on one device: order, depth, accumulation, freeing, and the errors.
+#include <tandem/tests/autograd/support.h>
 #include <tandem/tests/support/test.h>
 
 #include <cmath>
@@ -11,10 +12,6 @@
 
 namespace tandem::test {
 namespace {
-
-Tensor leaf(const Nested& values, DType dtype = float32) {
-  return tensor(values, {.dtype = dtype, .requires_grad = true});
-}
 
 void deep_chain(bool backward) {
   Tensor y = leaf({1});

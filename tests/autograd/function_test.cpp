@@ -1,5 +1,6 @@
 // Functions with a backward of one's own, and gradcheck.
 #include <tandem/autograd/function.h>
+#include <tandem/tests/autograd/support.h>
 #include <tandem/tests/support/test.h>
 
 #include <tandem/autograd/engine.h>
@@ -62,12 +63,10 @@ struct Largest : Function<Largest> {  // a value and an index
   }
 };
 
-Tensor leaf(const Nested& values) { return tensor(values, {.dtype = float64, .requires_grad = true}); }
-
 }  // namespace
 
 TEST_CASE("Function: one input and output") {
-  Tensor x = leaf({1, 2, -3});
+  Tensor x = leaf({1, 2, -3}, float64);
   const Tensor y = Cube::apply(x);
   CHECK(y.requires_grad());
   CHECK(equal(y.detach(), tensor({1, 8, -27}, {.dtype = float64})));
@@ -78,7 +77,7 @@ TEST_CASE("Function: one input and output") {
 }
 
 TEST_CASE("Function: several inputs and outputs, and arguments that are no tensors") {
-  Tensor a = leaf({1, 2}), b = leaf({3, 4});
+  Tensor a = leaf({1, 2}, float64), b = leaf({3, 4}, float64);
   CHECK(autograd::gradcheck([](const Tensors& in) { return SumAndProduct::apply(in[0], 2.5, in[1]); }, {a, b}));
   const Tensors out = SumAndProduct::apply(a, 2.0, b.detach());
   CHECK(out.size() == 2);
@@ -88,13 +87,13 @@ TEST_CASE("Function: several inputs and outputs, and arguments that are no tenso
 }
 
 TEST_CASE("Function: wrong gradients") {
-  Tensor a = leaf({1, 2}), b = leaf({3, 4});
+  Tensor a = leaf({1, 2}, float64), b = leaf({3, 4}, float64);
   CHECK_ERROR(sum(TooFew::apply(a, b)).backward(), "[Function]", "1 gradients for 2 tensor arguments");
   CHECK_ERROR(sum(WrongShape::apply(a)).backward(), "[Function]", "{7}", "{2}");
 }
 
 TEST_CASE("Function: an argument that is returned keeps its own history") {
-  Tensor a = leaf({1, 2});
+  Tensor a = leaf({1, 2}, float64);
   const Tensor y = Identity::apply(a);
   CHECK(a.is_leaf());
   sum(y + a).backward();
@@ -102,7 +101,7 @@ TEST_CASE("Function: an argument that is returned keeps its own history") {
 }
 
 TEST_CASE("Function: an index among the results has no gradient") {
-  Tensor a = leaf({1, 5, 3});
+  Tensor a = leaf({1, 5, 3}, float64);
   const Tensors out = Largest::apply(a);
   CHECK(out[0].requires_grad());
   CHECK_FALSE(out[1].requires_grad());
@@ -112,7 +111,7 @@ TEST_CASE("Function: an index among the results has no gradient") {
 }
 
 TEST_CASE("Function: saved tensors that changed, and a second backward") {
-  Tensor a = leaf({1, 2});
+  Tensor a = leaf({1, 2}, float64);
   Tensor x = a * 1.0;
   const Tensor y = sum(Cube::apply(x));
   x.detach().zero_();
@@ -127,7 +126,7 @@ TEST_CASE("gradcheck: finds a wrong derivative and refuses what it cannot check"
     Tensor forward(Context&, const Tensor& a) { return a * a; }
     Tensors backward(Context&, const Tensors& g) { return {g[0] * 2}; }
   };
-  Tensor x = leaf({1, 2});
+  Tensor x = leaf({1, 2}, float64);
   auto wrong = [](const Tensors& in) { return Wrong::apply(in[0]); };
   CHECK_ERROR(autograd::gradcheck(wrong, {x}), "[gradcheck]", "output 0, element 1", "input 0, element 1",
               "is 2 by backward", "4");

@@ -1,4 +1,5 @@
 // Hooks on gradients, post-accumulate hooks, end-of-backward callbacks, and offered destinations.
+#include <tandem/tests/autograd/support.h>
 #include <tandem/tests/support/test.h>
 
 #include <vector>
@@ -12,8 +13,6 @@ namespace {
 
 using autograd::HookHandle;
 using autograd::register_hook;
-
-Tensor leaf(const Nested& values) { return tensor(values, {.dtype = float32, .requires_grad = true}); }
 
 }  // namespace
 

@@ -1,14 +1,11 @@
 // In-place operations: values, conversion, overlapping memory, and what is recorded.
+#include <tandem/tests/autograd/support.h>
 #include <tandem/tests/support/test.h>
 
 #include <tandem/autograd/engine.h>
 #include <tandem/autograd/grad_mode.h>
 
 namespace tandem::test {
-namespace {
-Tensor leaf(const Nested& values) { return tensor(values, {.dtype = float32, .requires_grad = true}); }
-}  // namespace
-
 TEST_CASE("in place: values, returned handle, version") {
   Tensor x = tensor({1.0, 2.0, 3.0});
   const float* place = x.const_data<float>();

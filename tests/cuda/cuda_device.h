@@ -6,6 +6,8 @@
 
 namespace tandem::test {
 
+inline const Device kCuda{DeviceType::cuda, 0};
+
 /// cuda:i, or the last that there is.
 inline Device cuda_device(int i) { return {DeviceType::cuda, std::min(i, std::max(cuda::device_count() - 1, 0))}; }
 

@@ -1,5 +1,6 @@
 // Graphs and gradients: with any division of a step between the graph and the program, a replay leaves the gradients
 // that the ordinary function would leave, or is refused.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <cmath>
@@ -18,11 +19,11 @@
 namespace tandem {
 namespace {
 
-const Device kDevice{DeviceType::cuda, 0};
+using test::kCuda;
 
-struct Training {
-  Training() {
-    model->to(kDevice);
+struct DividedTraining {
+  DividedTraining() {
+    model->to(kCuda);
     optimizer = std::make_unique<optim::Adam>(model->parameters(), optim::AdamOptions{.lr = 0.02});
   }
   void next_batch() { x.copy_(randn({6, 8})); }
@@ -47,26 +48,26 @@ struct Training {
   nn::Sequential model{nn::Linear(8, 16), nn::ReLU(), nn::Linear(16, 5)};
   std::unique_ptr<optim::Optimizer> optimizer;
   nn::CrossEntropyLoss criterion;
-  Tensor x = zeros({6, 8}, {.device = kDevice}), y = zeros({6}, {.dtype = int64, .device = kDevice}), norm;
-  cuda::Graph graph{kDevice};
+  Tensor x = zeros({6, 8}, {.device = kCuda}), y = zeros({6}, {.dtype = int64, .device = kCuda}), norm;
+  cuda::Graph graph{kCuda};
 };
 
 // A step: what is before, in and after the graph.
 struct Division {
   const char* name;
-  void (*before)(Training&);
-  void (*captured)(Training&);
-  void (*after)(Training&);
+  void (*before)(DividedTraining&);
+  void (*captured)(DividedTraining&);
+  void (*after)(DividedTraining&);
 };
 
-constexpr auto kNothing = [](Training&) {};
-constexpr auto kZeroInPlace = [](Training& t) {
+constexpr auto kNothing = [](DividedTraining&) {};
+constexpr auto kZeroInPlace = [](DividedTraining& t) {
   for (const Tensor& p : t.model->parameters()) p.grad().zero_();
 };
 
 const Division kDivisions[] = {
     {"gradients are clipped", kNothing,
-     [](Training& t) {
+     [](DividedTraining& t) {
        t.zero();
        t.backward();
        const std::vector<Tensor> parameters = t.model->parameters();
@@ -76,44 +77,44 @@ const Division kDivisions[] = {
        nn::utils::clip_grads_with_norm_(parameters, 0.5, t.norm);
        t.step();
      },
-     [](Training& t) {
+     [](DividedTraining& t) {
        const double norm = t.norm.item<double>();
        CHECK(norm > 0.5);
      }},
-    {"all in the graph", kNothing, [](Training& t) { t.whole(); }, kNothing},
+    {"all in the graph", kNothing, [](DividedTraining& t) { t.whole(); }, kNothing},
     {"zero_grad at the end", kNothing,
-     [](Training& t) {
+     [](DividedTraining& t) {
        t.backward();
        t.step();
        t.zero();
      },
      kNothing},
-    {"zero_grad outside", [](Training& t) { t.zero(); },
-     [](Training& t) {
+    {"zero_grad outside", [](DividedTraining& t) { t.zero(); },
+     [](DividedTraining& t) {
        t.backward();
        t.step();
      },
      kNothing},
     {"step outside", kNothing,
-     [](Training& t) {
+     [](DividedTraining& t) {
        t.zero();
        t.backward();
      },
-     [](Training& t) { t.step(); }},
-    {"step and zero_grad outside", [](Training& t) { t.zero(); }, [](Training& t) { t.backward(); },
-     [](Training& t) { t.step(); }},
+     [](DividedTraining& t) { t.step(); }},
+    {"step and zero_grad outside", [](DividedTraining& t) { t.zero(); }, [](DividedTraining& t) { t.backward(); },
+     [](DividedTraining& t) { t.step(); }},
     {"added to gradients that stay", kZeroInPlace,
-     [](Training& t) {
+     [](DividedTraining& t) {
        t.backward();
        t.backward();
      },
-     [](Training& t) { t.step(); }},
+     [](DividedTraining& t) { t.step(); }},
     {"the step alone",
-     [](Training& t) {
+     [](DividedTraining& t) {
        kZeroInPlace(t);
        t.backward();
      },
-     [](Training& t) { t.step(); }, kNothing},
+     [](DividedTraining& t) { t.step(); }, kNothing},
 };
 
 TEST_CASE("cuda: a step divided between a graph and the program") {
@@ -122,7 +123,7 @@ TEST_CASE("cuda: a step divided between a graph and the program") {
     CAPTURE(name);
     const auto run = [&](bool with_graph) {
       manual_seed(5);
-      Training t;
+      DividedTraining t;
       const auto step = [&](bool replay) {
         division.before(t);
         replay ? t.graph.replay() : division.captured(t);
@@ -151,7 +152,7 @@ TEST_CASE("cuda: a step divided between a graph and the program") {
 }
 
 TEST_CASE("cuda: replays are refused where gradients are not as they were at the capture") {
-  Training t;
+  DividedTraining t;
   t.next_batch();
   t.whole();
   const auto refused = [&](const char* text) {
@@ -189,7 +190,7 @@ TEST_CASE("cuda: replays are refused where gradients are not as they were at the
 }
 
 TEST_CASE("cuda: a capture that fails leaves the gradients of before") {
-  Training t;
+  DividedTraining t;
   t.next_batch();
   t.whole();
   const std::vector<float> values = t.values();
@@ -210,7 +211,7 @@ TEST_CASE("cuda: a capture that fails leaves the gradients of before") {
 }
 
 TEST_CASE("cuda: leaves that the function makes have no gradient to begin with") {
-  const Tensor x = ones({4}, {.device = kDevice});
+  const Tensor x = ones({4}, {.device = kCuda});
   Tensor fresh, detached;
   cuda::Graph graph;
   graph.capture([&] {
@@ -226,26 +227,26 @@ TEST_CASE("cuda: leaves that the function makes have no gradient to begin with")
 }
 
 TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a model had before it was moved") {
-  Training t;
+  DividedTraining t;
   Tensor out;
   const auto capture = [&](auto body) {
-    t.graph = cuda::Graph(kDevice);
+    t.graph = cuda::Graph(kCuda);
     t.graph.capture([&] {
       const NoGradGuard no_grad;
       out = body();
     });
     t.graph.replay();
     t.model->to("cpu");
-    t.model->to(kDevice);
+    t.model->to(kCuda);
     CHECK_ERROR(t.graph.replay(), "has other memory than when the graph was captured");
   };
   capture([&] { return t.model(t.x); });
   capture([&] { return matmul(t.x, t.model->parameters()[0].t()); });
   capture([&] { return t.model->parameters()[0].detach() * 2; });
   // To another place in the same memory.
-  const Tensor both = ones({8}, {.device = kDevice});
+  const Tensor both = ones({8}, {.device = kCuda});
   Tensor x = both.narrow(0, 0, 4).detach();
-  cuda::Graph graph(kDevice);
+  cuda::Graph graph(kCuda);
   graph.capture([&] { out = x * 2; });
   graph.replay();
   x.set_data(both.narrow(0, 4, 4));
@@ -253,13 +254,13 @@ TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a m
 }
 
 TEST_CASE("cuda: gradients on GPUs are clipped as on the CPU, in one type or several, on one device or several") {
-  const Device other = cuda::device_count() > 1 ? Device(DeviceType::cuda, 1) : kDevice;
+  const Device other = cuda::device_count() > 1 ? Device(DeviceType::cuda, 1) : kCuda;
   const double kInfinity = std::numeric_limits<double>::infinity();
   for (const double middle : {3.0, 0.1, kInfinity, std::nan("")}) {
     CAPTURE(middle);
     const auto clipped = [&](bool on_gpu) {
       std::vector<Tensor> leaves, gradients;
-      for (const auto& [gradient, device] : {std::pair(tensor({1.0, middle, 2.0}, {.dtype = float32}), kDevice),
+      for (const auto& [gradient, device] : {std::pair(tensor({1.0, middle, 2.0}, {.dtype = float32}), kCuda),
                                              std::pair(tensor({0.1, -0.5}, {.dtype = float64}), other)}) {
         const Tensor moved = gradient.to(on_gpu ? device : Device());
         leaves.push_back(zeros_like(moved).requires_grad_());
@@ -268,7 +269,7 @@ TEST_CASE("cuda: gradients on GPUs are clipped as on the CPU, in one type or sev
       }
       const Tensor norm = nn::utils::get_total_norm(gradients);
       nn::utils::clip_grads_with_norm_(leaves, 2.5, norm);
-      CHECK(norm.device() == (on_gpu ? kDevice : Device()));
+      CHECK(norm.device() == (on_gpu ? kCuda : Device()));
       CHECK(norm.dtype() == float64);
       const auto second = tensor(nn::utils::clip_grad_norm_(leaves, 1.5), {.dtype = float64});
       return std::vector{norm.to("cpu"), second, leaves[0].grad().to("cpu"), leaves[1].grad().to("cpu")};

@@ -14,7 +14,7 @@ using namespace test;
 
 TEST_CASE("cuda: a replay that is refused has no effect") {
   Training t;
-  Tensor w = ones({4}, {.device = kDevice, .requires_grad = true});
+  Tensor w = ones({4}, {.device = kCuda, .requires_grad = true});
   optim::Adam last({w});
   const auto step = [&] {
     t.step();
@@ -49,7 +49,7 @@ TEST_CASE("cuda: a replay that is refused has no effect") {
 }
 
 TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") {
-  Tensor w = ones({3}, {.device = kDevice, .requires_grad = true}), loss;
+  Tensor w = ones({3}, {.device = kCuda, .requires_grad = true}), loss;
   cuda::Graph graph;
   graph.capture([&] { loss = sum(exp(w)); });
   graph.replay();
@@ -58,11 +58,11 @@ TEST_CASE("cuda: the backward of what a graph computes belongs into the graph") 
 }
 
 TEST_CASE("cuda: tensors that are made in a capture") {
-  Tensor labels = tensor({2, 0}, {.device = kDevice}), made;
+  Tensor labels = tensor({2, 0}, {.device = kCuda}), made;
   cuda::Graph graph;
   graph.capture([&] {
-    made = one_hot(labels, 3).to(float32) + arange(0.5, 2.6, 1, {.device = kDevice}) +
-           eye(3, {.device = kDevice}).select(0, 1);
+    made = one_hot(labels, 3).to(float32) + arange(0.5, 2.6, 1, {.device = kCuda}) +
+           eye(3, {.device = kCuda}).select(0, 1);
   });
   graph.replay();
   CHECK(made.to_vector<float>() == std::vector<float>{0.5, 2.5, 3.5, 1.5, 2.5, 2.5});
@@ -78,7 +78,7 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
     t.warm_up();
     if (with_errors) {
       const Tensor on_host = ones({6, 8}), pinned = cuda::pin_memory(on_host),
-                   elsewhere = ones({3}, {.device = kSeveral ? kOther : kDevice});
+                   elsewhere = ones({3}, {.device = kSeveral ? kOther : kCuda});
       CHECK_ERROR(t.graph.replay(), "nothing was captured");
       const auto refused = [&](auto&& body, const char* text) {
         const auto whole = [&] {
@@ -91,16 +91,16 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       refused([&] { t.x.select(0, 0).select(0, 0).item<float>(); }, "read them after replay()");
       refused([&] { t.x.to("cpu"); }, "read them after replay()");
       refused([&] { (void)t.x.str(); }, "read them after replay()");
-      refused([&] { on_host.to(kDevice); }, "values are copied from the host");
-      refused([&] { pinned.to(kDevice, true); }, "values are copied from the host");
+      refused([&] { on_host.to(kCuda); }, "values are copied from the host");
+      refused([&] { pinned.to(kCuda, true); }, "values are copied from the host");
       refused([&] { t.x.copy_(on_host); }, "values are copied from the host");
-      refused([&] { randperm(5, {.device = kDevice}); }, "[randperm] an order is made on the host and copied");
-      refused([&] { cuda::synchronize(kDevice); }, "nothing runs that could be waited for");
+      refused([&] { randperm(5, {.device = kCuda}); }, "[randperm] an order is made on the host and copied");
+      refused([&] { cuda::synchronize(kCuda); }, "nothing runs that could be waited for");
       refused([&] { empty_cache(); }, "memory cannot be given back");
       refused([&] { cuda::pin_memory(ones({12345})); }, "page-locked memory cannot be made");
       if (kSeveral) refused([&] { elsewhere + 1; }, "work for cuda:1 while a graph of cuda:0 is captured");
       if (kSeveral) refused([&] { t.x.to(kOther); }, "work for cuda:1");
-      refused([&] { empty({std::int64_t{1} << 40}, {.device = kDevice}); }, "out of memory on cuda:0");
+      refused([&] { empty({std::int64_t{1} << 40}, {.device = kCuda}); }, "out of memory on cuda:0");
       refused([&] { throw Error("of the body's own"); }, "of the body's own");
       refused([&] { cuda::Graph().capture([] {}); }, "this thread is capturing a graph already");
       void* const event = cuda::module("test").record_time(0);
@@ -115,11 +115,11 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       cuda::Graph good;
       good.capture([&] { t.x + 1; });
       refused([&] { good.replay(); }, "cannot be replayed while this thread captures");
-      const std::vector<Device> devices{kDevice, kOther};
+      const std::vector<Device> devices{kCuda, kOther};
       if (kSeveral) refused([&] { run_on_devices(devices, [](int) {}); }, "work is divided among 2 devices");
       CHECK_ERROR(good.capture([] {}), "holds a capture already");
       CHECK_ERROR(t.graph.capture([&] { on_host + 1; }), "gave no work to cuda:0");
-      good = cuda::Graph(kDevice);
+      good = cuda::Graph(kCuda);
       CHECK_FALSE(good.captured());
       Training fresh;
       CHECK_ERROR(fresh.capture(), "parameter 0 has no state yet");
@@ -162,7 +162,7 @@ TEST_CASE("cuda: a graph outlives neither its optimizer nor the memory of its pa
     CHECK_ERROR(t.graph.replay(), "other memory");
     CHECK(t.optimizer->state_dict().size() < 10);
   }
-  t.graph = cuda::Graph(kDevice);
+  t.graph = cuda::Graph(kCuda);
 }
 
 }  // namespace

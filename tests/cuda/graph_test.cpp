@@ -60,8 +60,8 @@ TEST_CASE("cuda: draws go on in the streams of their capture") {
     cuda::Graph graph;
     const auto draw_both = [&] {
       const RandomStream stream(3);
-      a = rand({1003}, {.device = kDevice});
-      b = randn({1003}, {.device = kDevice});
+      a = rand({1003}, {.device = kCuda});
+      b = randn({1003}, {.device = kCuda});
     };
     if (with_graph) graph.capture(draw_both);
     std::vector<float> seen;
@@ -80,12 +80,12 @@ TEST_CASE("cuda: draws go on in the streams of their capture") {
 TEST_CASE("cuda: the graph's own temporaries do not lie where the host's numbers are") {
   const auto run = [](bool with_graph) {
     manual_seed(6);
-    const Tensor x = ones({1 << 18}, {.device = kDevice});
+    const Tensor x = ones({1 << 18}, {.device = kCuda});
     Tensor drawn;
     cuda::Graph graph;
     const auto draw = [&] {
       { const Tensor gone = x * 2; }
-      drawn = rand({50}, {.device = kDevice});
+      drawn = rand({50}, {.device = kCuda});
     };
     if (with_graph) graph.capture(draw);
     std::vector<float> seen;
@@ -103,7 +103,7 @@ TEST_CASE("cuda: steps of many parameters, in groups of their own") {
     manual_seed(8);
     std::vector<Tensor> few, many;
     for (int i = 0; i < 1000; ++i)  // more than a kernel takes, and than a page of slots
-      (i < 5 ? few : many).push_back(randn({2}, {.dtype = float64}).to(kDevice).requires_grad_());
+      (i < 5 ? few : many).push_back(randn({2}, {.dtype = float64}).to(kCuda).requires_grad_());
     optim::Adam optimizer({{.params = few}, {.params = many, .lr = 0.02}}, {.lr = 0.1});
     cuda::Graph graph;
     const auto step = [&] {
@@ -172,7 +172,7 @@ TEST_CASE("cuda: a capture runs nothing and counts nothing") {
 }
 
 TEST_CASE("cuda: each replay reads the fixed tensors anew, and counts as a change of what it writes") {
-  Tensor x = arange(4, {.dtype = float32}).to(kDevice), total = zeros({4}, {.device = kDevice}), twice;
+  Tensor x = arange(4, {.dtype = float32}).to(kCuda), total = zeros({4}, {.device = kCuda}), twice;
   cuda::Graph graph;
   graph.capture([&] {
     twice = x * 2;
@@ -189,20 +189,20 @@ TEST_CASE("cuda: each replay reads the fixed tensors anew, and counts as a chang
   CHECK(total.version() > version);
   CHECK(twice.version() > twice_version);
   CHECK(x.version() == x_version);
-  const Tensor leaf = ones({4}, {.device = kDevice, .requires_grad = true});
+  const Tensor leaf = ones({4}, {.device = kCuda, .requires_grad = true});
   const Tensor product = leaf * total;
   graph.replay();
   CHECK_ERROR(product.backward(ones_like(product)), "changed");
 }
 
 TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given back at the end") {
-  const MemoryStats before = memory_stats(kDevice);
+  const MemoryStats before = memory_stats(kCuda);
   constexpr std::int64_t kMany = 1 << 20;  // 4 MiB; real pools grow by 32 MiB
   {
-    auto graph = std::make_unique<cuda::Graph>(kDevice);
+    auto graph = std::make_unique<cuda::Graph>(kCuda);
     Tensor result;
     {
-      Tensor x = ones({kMany}, {.device = kDevice});
+      Tensor x = ones({kMany}, {.device = kCuda});
       Tensor old = x * 3;
       graph->capture([&] {
         result = x * 1;
@@ -210,40 +210,40 @@ TEST_CASE("cuda: memory of a graph: kept for replays, used again within, given b
         old = Tensor();  // freed in the capture, and read by each replay
       });
     }
-    const Tensor other = full({kMany}, 7.0, {.device = kDevice});  // does not get the memory of x or old
-    CHECK(memory_stats(kDevice).reserved < before.reserved + (std::size_t{64} << 20));
-    const MemoryStats first = memory_stats(kDevice);
+    const Tensor other = full({kMany}, 7.0, {.device = kCuda});  // does not get the memory of x or old
+    CHECK(memory_stats(kCuda).reserved < before.reserved + (std::size_t{64} << 20));
+    const MemoryStats first = memory_stats(kCuda);
     for (int i = 0; i < 12; ++i) graph->replay();
-    CHECK(memory_stats(kDevice).in_use == first.in_use);
-    CHECK(memory_stats(kDevice).reserved == first.reserved);
+    CHECK(memory_stats(kCuda).in_use == first.in_use);
+    CHECK(memory_stats(kCuda).reserved == first.reserved);
     CHECK(result.to_vector<float>() == std::vector<float>(kMany, 61));
     graph.reset();
     CHECK(result.to_vector<float>() == std::vector<float>(kMany, 61));  // a tensor keeps its memory
-    CHECK(memory_stats(kDevice).in_use == before.in_use + 8 * kMany);
+    CHECK(memory_stats(kCuda).in_use == before.in_use + 8 * kMany);
   }
   empty_cache();
-  CHECK(memory_stats(kDevice).in_use == before.in_use);
-  CHECK(memory_stats(kDevice).reserved <= before.reserved);
+  CHECK(memory_stats(kCuda).in_use == before.in_use);
+  CHECK(memory_stats(kCuda).reserved <= before.reserved);
 }
 
 TEST_CASE("cuda: memory for what the host changes is given back with its graph, also of a capture that fails") {
   Training t;
   t.warm_up();
   empty_cache();
-  const MemoryStats before = memory_stats(kDevice);
+  const MemoryStats before = memory_stats(kCuda);
   for (int i = 0; i < 3; ++i) {
     t.capture();
     t.graph.replay();
-    t.graph = cuda::Graph(kDevice);
+    t.graph = cuda::Graph(kCuda);
     CHECK_ERROR(t.graph.capture([&] {
-      rand({5}, {.device = kDevice});
+      rand({5}, {.device = kCuda});
       throw Error("of the body's own");
     }),
                 "own");
     t.step();
   }
   empty_cache();
-  CHECK(memory_stats(kDevice).reserved <= before.reserved);
+  CHECK(memory_stats(kCuda).reserved <= before.reserved);
 }
 
 TEST_CASE("cuda: training by a graph takes no memory from replay to replay") {
@@ -252,14 +252,14 @@ TEST_CASE("cuda: training by a graph takes no memory from replay to replay") {
   t.capture();
   t.next_batch();
   t.graph.replay();
-  const MemoryStats first = memory_stats(kDevice);
+  const MemoryStats first = memory_stats(kCuda);
   for (int i = 0; i < 50; ++i) {
     t.next_batch();
     t.graph.replay();
   }
-  cuda::synchronize(kDevice);
-  CHECK(memory_stats(kDevice).in_use == first.in_use);
-  CHECK(memory_stats(kDevice).reserved == first.reserved);
+  cuda::synchronize(kCuda);
+  CHECK(memory_stats(kCuda).in_use == first.in_use);
+  CHECK(memory_stats(kCuda).reserved == first.reserved);
 }
 
 TEST_CASE("cuda: two graphs at once, in any order") {
@@ -285,8 +285,8 @@ TEST_CASE("cuda: two graphs at once, in any order") {
 }
 
 TEST_CASE("cuda: a graph can be destroyed while another is captured") {
-  Tensor x = ones({100}, {.device = kDevice}), y, z;
-  auto first = std::make_unique<cuda::Graph>(kDevice);
+  Tensor x = ones({100}, {.device = kCuda}), y, z;
+  auto first = std::make_unique<cuda::Graph>(kCuda);
   first->capture([&] { y = x + 1; });
   first->replay();
   cuda::Graph second;
@@ -300,12 +300,12 @@ TEST_CASE("cuda: a graph can be destroyed while another is captured") {
 }
 
 TEST_CASE("cuda: other threads work on while one captures") {
-  Tensor x = ones({100}, {.device = kDevice}), y;
+  Tensor x = ones({100}, {.device = kCuda}), y;
   cuda::Graph graph;
   std::vector<float> seen;
   graph.capture([&] {
     y = x + 1;
-    std::thread([&] { seen = (zeros({100}, {.device = kDevice}) + 5).to_vector<float>(); }).join();
+    std::thread([&] { seen = (zeros({100}, {.device = kCuda}) + 5).to_vector<float>(); }).join();
   });
   CHECK(seen == std::vector<float>(100, 5));
   graph.replay();
@@ -313,7 +313,7 @@ TEST_CASE("cuda: other threads work on while one captures") {
 }
 
 TEST_CASE("cuda: checks at each replay, before its work, in the order of the capture") {
-  Tensor x = zeros({1}, {.device = kDevice});
+  Tensor x = zeros({1}, {.device = kCuda});
   cuda::Graph graph;
   std::string order;
   CHECK_ERROR(cuda::module("test").at_replay([] {}), "no graph is being captured");

@@ -11,10 +11,11 @@
 #include <tandem/tensor/cuda.h>
 #include <tandem/tensor/cuda_graph.h>
 #include <tandem/tensor/random.h>
+#include <tandem/tests/cuda/cuda_device.h>
 
 namespace tandem::test {
 
-inline const Device kDevice{DeviceType::cuda, 0}, kOther{DeviceType::cuda, 1};
+inline const Device kOther{DeviceType::cuda, 1};
 inline const bool kSeveral = cuda::device_count() > 1;  // a real machine may have one
 
 struct Net : nn::Module {
@@ -39,7 +40,7 @@ inline std::unique_ptr<optim::Optimizer> make_optimizer(Method method, std::vect
 // A model, its data on the device, and a step of it.
 struct Training {
   explicit Training(Method method = Method::adam) {
-    net->to(kDevice);
+    net->to(kCuda);
     optimizer = make_optimizer(method, net->parameters());
   }
   void next_batch() {
@@ -65,8 +66,8 @@ struct Training {
   std::shared_ptr<Net> net = std::make_shared<Net>();
   std::unique_ptr<optim::Optimizer> optimizer;
   nn::CrossEntropyLoss criterion;
-  Tensor x = zeros({6, 8}, {.device = kDevice}), y = zeros({6}, {.dtype = int64, .device = kDevice}), loss;
-  cuda::Graph graph{kDevice};
+  Tensor x = zeros({6, 8}, {.device = kCuda}), y = zeros({6}, {.dtype = int64, .device = kCuda}), loss;
+  cuda::Graph graph{kCuda};
 };
 
 }  // namespace tandem::test

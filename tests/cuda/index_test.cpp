@@ -1,4 +1,5 @@
 // Reading and adding at indices on CUDA: what the CPU gives, to the bit.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <functional>
@@ -9,8 +10,6 @@
 
 namespace tandem::test {
 namespace {
-
-const Device kCuda{DeviceType::cuda, 0};
 
 Tensor indices(const Shape& shape, int64_t below) { return randint(0, below, shape, {.dtype = int64}); }
 

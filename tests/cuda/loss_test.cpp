@@ -1,5 +1,6 @@
 // Softmax and losses on a CUDA device: values and gradients, and labels and indices that only the device can check.
 #include <tandem/nn/loss.h>
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <cmath>
@@ -9,7 +10,7 @@
 namespace tandem {
 namespace {
 
-const Device kCuda{DeviceType::cuda, 0};
+using test::kCuda;
 
 Tensor leaf(const Tensor& x, Device device) { return x.to(device).clone().detach().requires_grad_(); }
 

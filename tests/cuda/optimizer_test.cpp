@@ -1,4 +1,5 @@
 // Optimizer steps on CUDA against the CPU's, through the optimizers.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <functional>
@@ -13,7 +14,6 @@
 namespace tandem::test {
 namespace {
 
-const Device kCuda{DeviceType::cuda, 0};
 using Make = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Tensor>)>;
 
 // Sizes around a chunk of the kernel, none at all, and enough parameters for several kernels.

@@ -1,4 +1,5 @@
 // Random numbers on CUDA are the CPU's.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <tandem/nn/layers.h>
@@ -6,8 +7,6 @@
 
 namespace tandem::test {
 namespace {
-
-const Device kCuda{DeviceType::cuda, 0};
 
 // The same draw on both kinds of device, from the same place in the stream.
 template <class Draw>

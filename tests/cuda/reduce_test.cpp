@@ -1,4 +1,5 @@
 // Reductions on a CUDA device against the CPU's, in sizes that make it cut them into pieces.
+#include <tandem/tests/cuda/cuda_device.h>
 #include <tandem/tests/support/test.h>
 
 #include <cmath>
@@ -10,7 +11,7 @@
 namespace tandem {
 namespace {
 
-const Device kCuda{DeviceType::cuda, 0};
+using test::kCuda;
 
 // The same view of the same values on both devices, reduced.
 template <class View>

@@ -85,7 +85,7 @@ Arena& arena(int device) {
   return (*arenas)[static_cast<size_t>(device)];
 }
 
-std::mutex mutex;  // taken by host threads alone
+std::mutex arenas_mutex;  // taken by host threads alone
 std::atomic<uint64_t> peers[kMaxDevices];
 MemoryUse uses[kMaxDevices];
 
@@ -117,7 +117,7 @@ size_t memory_limit() {
 
 std::optional<Block> allocate(size_t bytes, int device, Origin origin) {
   Block block = {nullptr, bytes, device, origin};
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   if (origin != Origin::pinned && !lend(uses[device], bytes, origin)) return {};
   if (origin != Origin::pinned && is_protected()) {
     block.begin = arena(device).take(bytes);
@@ -134,7 +134,7 @@ std::optional<Block> allocate(size_t bytes, int device, Origin origin) {
 void poison(const Block& block) { std::memset(block.begin, 0xff, block.bytes); }
 
 Block forget(void* pointer, const char* call) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   auto found = blocks().find(static_cast<char*>(pointer));
   if (found == blocks().end()) die("{}: {} is not the begin of an allocation", call, pointer);
   Block block = found->second;
@@ -153,7 +153,7 @@ void release(const Block& block) {
 
 std::optional<Block> find(const void* pointer) {
   auto* address = static_cast<const char*>(pointer);
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   auto next = blocks().upper_bound(address);
   if (next == blocks().begin()) return {};
   const Block& block = std::prev(next)->second;
@@ -178,34 +178,34 @@ void require_range(const void* pointer, size_t bytes, int device, const char* wh
 }
 
 MemoryUse memory_use(int device) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   return uses[device];
 }
 
 void trim_pool(int device) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   MemoryUse& use = uses[device];
   if (use.reserved > use.release_threshold) use.reserved = std::max<size_t>(use.used, use.release_threshold);
 }
 
 void trim_pool(int device, size_t keep) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   MemoryUse& use = uses[device];
   use.reserved = std::max(use.used, std::min(use.reserved, keep));
 }
 
 void set_release_threshold(int device, uint64_t bytes) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   uses[device].release_threshold = bytes;
 }
 
 void reset_used_high(int device) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   uses[device].used_high = uses[device].used;
 }
 
 void reset_reserved_high(int device) {
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(arenas_mutex);
   uses[device].reserved_high = uses[device].reserved;
 }
 

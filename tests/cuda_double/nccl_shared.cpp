@@ -18,7 +18,7 @@
 namespace cuda_double {
 namespace {
 
-constexpr char kMagic[8] = {'t', 'a', 'n', 'd', 'e', 'm', 'i', 'd'};
+constexpr char kIdMagic[8] = {'t', 'a', 'n', 'd', 'e', 'm', 'i', 'd'};
 constexpr timespec kLook = {0, 20'000'000};  // how often a waiting thread looks whether it should stop
 
 struct Id {
@@ -77,7 +77,7 @@ ncclResult_t Segment::make_id(ncclUniqueId* id) {
   timespec now = {};
   clock_gettime(CLOCK_REALTIME, &now);
   Id made = {{}, getpid(), file, static_cast<uint64_t>(now.tv_nsec) << 32 | ++count};
-  std::memcpy(made.magic, kMagic, sizeof kMagic);
+  std::memcpy(made.magic, kIdMagic, sizeof kIdMagic);
   if (pwrite(file, &made.token, sizeof made.token, offsetof(Header, token)) != sizeof made.token)
     return ncclSystemError;
   std::memset(id, 0, sizeof *id);
@@ -91,7 +91,7 @@ ncclResult_t Segment::join(const ncclUniqueId& unique_id, int ranks, int rank, u
                            const std::atomic<bool>& stop, std::unique_ptr<Segment>& joined) {
   Id id = {};
   std::memcpy(&id, &unique_id, sizeof id);
-  if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0)
+  if (std::memcmp(id.magic, kIdMagic, sizeof kIdMagic) != 0)
     return reject(ncclInvalidArgument, "ncclCommInitRank: not a unique id");
   std::string path = fmt::format("/proc/{}/fd/{}", id.process, id.file);
   int file = open(path.c_str(), O_RDWR | O_CLOEXEC);

@@ -105,7 +105,7 @@ struct Counting : nn::Module {
   nn::Buffer seen = register_buffer("seen", zeros({1}));
 };
 
-void buffers(const Group& group) {
+void join_buffers(const Group& group) {
   for (const Counts& counts : all_counts(group))
     for (const bool broadcast : {true, false}) {
       const auto net = std::make_shared<Counting>(group->rank());
@@ -121,7 +121,7 @@ void buffers(const Group& group) {
 }
 
 // Two models that train in one loop, in turns.
-void two_models(const Group& group) {
+void join_two_models(const Group& group) {
   for (const Counts& counts : all_counts(group)) {
     std::vector<std::shared_ptr<JoinNet>> nets, alone;
     std::vector<std::unique_ptr<DistributedDataParallel>> ddps;
@@ -176,8 +176,8 @@ std::vector<DdpCase> join_cases() {
           {"join: averaged, then local", averaged_then_local},
           {"join: unused parameters", unused},
           {"join: the same bits", the_same_bits},
-          {"join: buffers", buffers},
-          {"join: two models", two_models}};
+          {"join: buffers", join_buffers},
+          {"join: two models", join_two_models}};
 }
 
 }  // namespace tandem::test

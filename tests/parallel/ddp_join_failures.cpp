@@ -30,7 +30,7 @@ void require_working(const Group& group, DistributedDataParallel& ddp) {
 DistributedDataParallel make(const Group& group) {
   return DistributedDataParallel(std::make_shared<JoinNet>(false), {.process_group = group});
 }
-Tensor loss_of(DistributedDataParallel& ddp, const Group& group) {
+Tensor join_loss_of(DistributedDataParallel& ddp, const Group& group) {
   const auto [x, y] = batch_of(group->rank(), 0);
   return ddp.loss(weighted_loss(), x, y);
 }
@@ -58,7 +58,7 @@ void early_termination(const Group& group) {
     DistributedDataParallel ddp = make(group);
     int steps = 0;
     const auto loop = [&](int batches) {
-      for (int k = 0; k < batches; ++k, ++steps) loss_of(ddp, group).backward();
+      for (int k = 0; k < batches; ++k, ++steps) join_loss_of(ddp, group).backward();
     };
     ddp.join([&] { loop(2); }, {.throw_on_early_termination = true});
     require(steps == 2, "equal numbers of batches are no error");
@@ -88,7 +88,7 @@ void a_body_that_throws(const Group& group) {
     DistributedDataParallel ddp = make(group);
     const int odd = group->size() - 1;
     const auto loop = [&] {
-      for (int k = 0; k < (group->rank() == odd ? 1 : others); ++k) loss_of(ddp, group).backward();
+      for (int k = 0; k < (group->rank() == odd ? 1 : others); ++k) join_loss_of(ddp, group).backward();
       if (group->rank() == odd) throw Error("spilled coffee");
     };
     if (group->rank() == odd) {
@@ -144,7 +144,7 @@ void with_reproducible_shards(const Group& group) {
     require_error({refused}, [&] {
       parallel::join(
           [&] {
-            for (int k = 0; k < batches; ++k) loss_of(ddp, group).backward();
+            for (int k = 0; k < batches; ++k) join_loss_of(ddp, group).backward();
           },
           {}, group);
     });
@@ -169,7 +169,7 @@ void calls_of_ones_own(const Group& group) {
                       Tensor t = ones({3}), u = ones({3});
                       group->all_reduce(t).wait();
                       if (group->rank() == 0) return;
-                      if (twice) loss_of(ddp, group).backward();
+                      if (twice) join_loss_of(ddp, group).backward();
                       group->all_reduce(u).wait();
                     });
                   });
@@ -199,7 +199,7 @@ void different_calls(const Group& group) {
       [&] {
         ddp.join([&] {
           if (group->rank() == 0)
-            loss_of(ddp, group).backward();
+            join_loss_of(ddp, group).backward();
           else
             sum(ddp(batch_of(0, 0).x)).backward();
         });
@@ -217,7 +217,7 @@ void an_error_that_is_caught(const Group& group) {
       net->zero_grad();
       net->both = k % 2 == 0;  // else a parameter gets no gradient
       try {
-        loss_of(ddp, group).backward();
+        join_loss_of(ddp, group).backward();
       } catch (const Error&) {
         ++errors;
       }

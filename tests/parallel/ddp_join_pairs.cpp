@@ -31,7 +31,7 @@ void divided_optimizer(const Group& group) {
 }
 
 // The hooks of ended ranks run, too: those that lose nothing give what one process gives.
-void hooks(const Group& group) {
+void join_hooks(const Group& group) {
   for (const Counts& counts : all_counts(group))
     for (const bool rows : {true, false}) {
       int calls = 0;
@@ -122,7 +122,7 @@ void divergence(const Group& group) {
 
 std::vector<DdpCase> join_pair_cases() {
   return {{"join: a divided optimizer", divided_optimizer},
-          {"join: hooks", hooks},
+          {"join: hooks", join_hooks},
           {"join: first steps", first_steps},
           {"join: divergence", divergence}};
 }

@@ -94,7 +94,7 @@ void no_sync_and_evaluation(const Group& group) {
                   "two batches, one of them no_sync");
 }
 
-void errors(const Group& group) {
+void errors_of_loss(const Group& group) {
   DistributedDataParallel ddp(make_mlp(), {.process_group = group});
   const Tensor x = wave({2, 6}, 0), y = labels(2, 4, 0);
   require_error({"[DistributedDataParallel] loss needs one number", "Reduction::none"},
@@ -189,7 +189,7 @@ std::vector<DdpCase> loss_cases() {
           {"sums communicate nothing", sums_communicate_nothing},
           {"different criteria in a join", different_criteria_in_a_join},
           {"no_sync and evaluation", no_sync_and_evaluation},
-          {"errors of loss", errors}};
+          {"errors of loss", errors_of_loss}};
 }
 
 }  // namespace tandem::test

@@ -199,8 +199,8 @@ void whatever_the_buckets(const Group& group) {
     }
 }
 
-struct Training {
-  explicit Training(const Group& g) : group(g) { ddp.register_comm_hook(powersgd.hook()); }
+struct PowerSgdTraining {
+  explicit PowerSgdTraining(const Group& g) : group(g) { ddp.register_comm_hook(powersgd.hook()); }
   void steps(int count) {
     for (; count > 0; --count, ++progress.step) {
       const double phase = 0.1 * static_cast<double>(progress.step);
@@ -217,16 +217,16 @@ struct Training {
   Progress progress;
 };
 
-void resumed_with_the_same_bits(const Group& group) {
+void powersgd_resumed(const Group& group) {
   const std::string path = file_of(group, "powersgd");
   for (const int at : {1, 5}) {  // before and after the first gradient is compressed
-    Training whole(group);
+    PowerSgdTraining whole(group);
     whole.steps(at);
     whole.powersgd.gather_state();
     save_checkpoint(path, {whole.net, whole.optimizer, whole.progress, whole.powersgd}, group);
     whole.steps(5);
     group->barrier().wait();
-    Training again(group);
+    PowerSgdTraining again(group);
     load_checkpoint(path, {again.net, again.optimizer, again.progress, again.powersgd}, {}, group);
     again.steps(5);
     for (std::size_t i = 0; i < 4; ++i)
@@ -263,7 +263,7 @@ void another_number_of_ranks(const Group& group) {
   if (group->rank() == 0) require(equal(second.state_dict()[2].second, one_each), "each rank has its own");
 }
 
-void errors(const Group& group) {
+void errors_of_powersgd(const Group& group) {
   require_error({"[PowerSGD]", "matrix_approximation_rank is 0"},
                 [&] { PowerSGD({.matrix_approximation_rank = 0}, group); });
   require_error({"start_powersgd_iter is -1"}, [&] { PowerSGD({.start_powersgd_iter = -1}, group); });
@@ -322,9 +322,9 @@ std::vector<DdpCase> powersgd_cases() {
           {"not a number", not_a_number},
           {"bytes of a step", bytes_of_a_step},
           {"whatever the buckets", whatever_the_buckets},
-          {"PowerSGD resumed with the same bits", resumed_with_the_same_bits},
+          {"PowerSGD resumed with the same bits", powersgd_resumed},
           {"another number of ranks", another_number_of_ranks},
-          {"errors of PowerSGD", errors}};
+          {"errors of PowerSGD", errors_of_powersgd}};
 }
 
 }  // namespace tandem::test

@@ -10,8 +10,6 @@
 namespace tandem::test {
 namespace {
 
-const double kInf = std::numeric_limits<double>::infinity();
-
 // Sums of the elements that fall on each result, with loops over four dimensions.
 std::vector<double> naive_sum(const Tensor& x, const std::vector<bool>& reduced) {
   const auto values = x.to_vector<double>();
@@ -107,6 +105,7 @@ TEST_CASE("max, min, argmax: first of equals, NaN wins, negatives and integers")
   CHECK(std::isnan(max(x).item<double>()));
   CHECK(std::isnan(min(x).item<double>()));
   CHECK(std::isnan(min(x, 1).values[1].item<double>()));
+  const double kInf = std::numeric_limits<double>::infinity();
   CHECK(max(tensor({-kInf, -kInf})).item<double>() == -kInf);
   CHECK(max(tensor({-3, -9})).item<int>() == -3);
   CHECK(min(tensor({200, 100}, {.dtype = uint8})).item<int>() == 100);
