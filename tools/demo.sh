@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 need_packages $BUILD_PACKAGES
 say "Configuring and building (build/)"
-[ -f build/build.ninja ] || meson setup build >build-setup.log 2>&1 || { cat build-setup.log; exit 1; }
+[ -f build/build.ninja ] || meson setup $FRESH_BUILD build >build-setup.log 2>&1 || { cat build-setup.log; exit 1; }
 rm -f build-setup.log
 ninja -C build examples/fashion_mnist
 

@@ -7,9 +7,9 @@ cd "$(dirname "$0")/.."
 
 need_packages $BUILD_PACKAGES $TEST_PACKAGES
 say "Configuring and building (build/)"
-again=""
-[ -f build/build.ninja ] && again="--reconfigure"  # it may have been configured before the tests' packages were there
-meson setup $again build -Dtests=enabled -Dexamples=enabled "$@"
+how=$FRESH_BUILD
+[ -f build/build.ninja ] && how="--reconfigure"  # it may have been configured before the tests' packages were there
+meson setup $how build -Dtests=enabled -Dexamples=enabled "$@"
 ninja -C build
 say "Running the tests"
 # Many tests wait for processes more than they compute, so several run at once; threads then had better not spin.

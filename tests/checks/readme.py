@@ -2,7 +2,8 @@
 """Compiles and runs the programs in README.md and docs/*.md, runs the commands in docs/*.md, and checks the links between Markdown files.
 
 A ```cpp block with `int main` is a program. A ```diff block is a change to the last program before it, and its result
-is a program too; a line that begins with @@ parts its pieces. Each line of a ```sh block in docs/ is a command.
+is a program too; a line that begins with @@ parts its pieces. Each line of a ```sh block in docs/ is a command; those
+that train do so on the first rows of the data, so that this takes seconds.
 
 usage: readme.py SOURCE_ROOT BUILD_ROOT CXX
 """
@@ -19,6 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "support"))
+from fashion_mnist import first_rows
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror"]
@@ -69,8 +73,9 @@ def commands(text):
             yield first + body.count("\n", 0, match.start()), match.group().replace("\\\n", " ")
 
 
-def run_command(command, build):
+def run_command(command, build, data):
     """Runs it in a folder of its own, where build/ is the build folder."""
+    command = command.replace("build/examples/fashion_mnist ", f"build/examples/fashion_mnist --data {data} ")
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     # What mpirun wants to be told where there is but root, and fewer cores than ranks.
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -136,7 +141,7 @@ def markdown_files(root):
             yield path
 
 
-def checks(source, build, compiler, flags):
+def checks(source, build, data, compiler, flags):
     """For each program and command: its place, and a function that runs it and gives what it prints."""
     for path in markdown_files(source):
         name, text = path.relative_to(source), path.read_text()
@@ -145,7 +150,7 @@ def checks(source, build, compiler, flags):
         for line, program in programs(text):
             yield f"{name}:{line}", functools.partial(compile_and_run, program, compiler, flags)
         for line, command in commands(text) if name.parts[0] == "docs" else ():
-            yield f"{name}:{line}: {command}", functools.partial(run_command, command, build)
+            yield f"{name}:{line}: {command}", functools.partial(run_command, command, build, data)
 
 
 def timed(check):
@@ -162,8 +167,9 @@ def main():
             print(f"{path.relative_to(source)}: the link to {target} leads nowhere")
             failed += 1
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        flags = precompiled(pathlib.Path(folder), compiler, flags)
-        running = [(place, pool.submit(timed, check)) for place, check in checks(source, build, compiler, flags)]
+        folder = pathlib.Path(folder)
+        flags, data = precompiled(folder, compiler, flags), first_rows(folder, 18000, 2000)
+        running = [(place, pool.submit(timed, check)) for place, check in checks(source, build, data, compiler, flags)]
         for place, result in running:
             print(place, flush=True)
             try:
