@@ -1,15 +1,14 @@
 // all_reduce: how long summing one tensor over the ranks takes, by backend and size, with the bandwidths that
 // nccl-tests defines.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/parallel/comm/start_environment.h>
 #include <tandem/tandem.h>
 
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -126,29 +125,21 @@ nlohmann::json measure_all(int rank, int ranks, const Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   std::string json_file;
-  CLI::App app{
+  bench::Options options(
       "Times all_reduce of one float32 tensor, in memory that the group allocates, over the ranks that tandem-run or "
       "mpirun has started, or over -n processes of its own. A time is that of the slowest rank. algbw = bytes / time, "
       "busbw = "
-      "algbw * 2 (n-1) / n."};
-  app.add_option("-n", settings.ranks, "ranks, unless a launcher has started them")
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--backend", settings.backends, "shm, thread, gloo, mpi; a comma-separated list")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"shm", "thread", "gloo", "mpi"}))
-      ->capture_default_str();
-  app.add_option("--bytes", settings.bytes, "sizes of the tensor, a comma-separated list")
-      ->delimiter(',')
-      ->check(number_from(4, std::int64_t{1} << 40))
-      ->capture_default_str();
-  app.add_flag("--fresh,!--hot", settings.fresh,
+      "algbw * 2 (n-1) / n.");
+  options.number("-n", &settings.ranks, "ranks, unless a launcher has started them", 1);
+  options.word("--backend", &settings.backends, "shm, thread, gloo, mpi; a comma-separated list",
+               {"shm", "thread", "gloo", "mpi"});
+  options.number("--bytes", &settings.bytes, "sizes of the tensor, a comma-separated list", 4, std::int64_t{1} << 40);
+  options.flag("--fresh,!--hot", &settings.fresh,
                "each rank writes its data anew before each call (default), or leaves the last result there");
-  app.add_flag("--plain", settings.plain, "tensors in ordinary memory, which the ranks do not share");
-  app.add_option("--iterations", settings.iterations, "calls that are timed (default: by size, 20 to 2000)")
-      ->check(number_from(1));
-  app.add_option("--json", json_file, "write the records to this file");
-  CLI11_PARSE(app, argc, argv);
+  options.flag("--plain", &settings.plain, "tensors in ordinary memory, which the ranks do not share");
+  options.number("--iterations", &settings.iterations, "calls that are timed (default: by size, 20 to 2000)", 1);
+  options.word("--json", &json_file, "write the records to this file");
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
 
   bool written = true;
   auto run = [&](int rank, int ranks) {

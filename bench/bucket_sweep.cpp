@@ -1,12 +1,11 @@
 // bucket_sweep: the step of DistributedDataParallel against the size of its buckets, on 32 equal layers 256 to 256.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "options.h"
 #include "ranks.h"
 #include "timing.h"
 
@@ -106,25 +105,20 @@ void measure(const Settings& s, int rank) {
 int main(int argc, char** argv) {
   Settings s;
   std::string optimizer = "sgd";
-  CLI::App app{
+  bench::Options options(
       "The training step of DistributedDataParallel against the size of its gradient buckets, on equal layers with "
       "ReLU. "
-      "All sizes take turns within one run; times are medians over rounds."};
-  app.add_option("--bucket-mb", s.caps_mb, "bucket sizes in MiB, a comma-separated list")
-      ->delimiter(',')
-      ->check(number_from(1e-6))
-      ->capture_default_str();
-  app.add_option("--batch-size", s.batch_size, "rows of all processes together")
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(number_from(1, 64))->capture_default_str();
-  app.add_option("--layers", s.layers, "layers")->check(number_from(1, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "inputs and outputs of each layer")->check(number_from(1))->capture_default_str();
-  app.add_option("--optimizer", optimizer, "sgd, adam")->check(CLI::IsMember({"sgd", "adam"}))->capture_default_str();
-  app.add_option("--backend", s.backend, "process group: shm, gloo (default: the best)");
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
-  app.add_option("--json", s.json_file, "write the records to this file");
-  CLI11_PARSE(app, argc, argv);
+      "All sizes take turns within one run; times are medians over rounds.");
+  options.number("--bucket-mb", &s.caps_mb, "bucket sizes in MiB, a comma-separated list", 1e-6);
+  options.number("--batch-size", &s.batch_size, "rows of all processes together", 1);
+  options.number("--nproc", &s.nproc, "processes, one thread each", 1, 64);
+  options.number("--layers", &s.layers, "layers", 1, 1000);
+  options.number("--width", &s.width, "inputs and outputs of each layer", 1);
+  options.word("--optimizer", &optimizer, "sgd, adam", {"sgd", "adam"});
+  options.word("--backend", &s.backend, "process group: shm, gloo (default: the best)");
+  options.number("--rounds", &s.rounds, "interleaved rounds", 1);
+  options.word("--json", &s.json_file, "write the records to this file");
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
   s.adam = optimizer == "adam";
   return bench::run_ranks(s.nproc, s.backend, [&](int rank) { measure(s, rank); });
 }

@@ -1,6 +1,5 @@
 // cuda_step: a training step of an MLP on one CUDA device, as a user writes it, and captured in a graph. The same in
 // PyTorch is bench/peers/pytorch_cuda.py.
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <tandem/tandem.h>
@@ -8,6 +7,7 @@
 #include <tandem/tensor/cuda_graph.h>
 
 #include "model.h"
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -107,21 +107,19 @@ void run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app{
+  bench::Options options(
       "Times a training step of an MLP on one CUDA device. It needs an NVIDIA GPU with its driver, and the module "
-      "libtandem_cuda.so. bench/peers/pytorch_cuda.py times the same step in PyTorch."};
-  app.add_option("--width", settings.widths, "of the hidden layers")->delimiter(',');
-  app.add_option("--batch-size", settings.batch_sizes, "rows a step")->delimiter(',');
-  app.add_option("--optimizer", settings.optimizers, "sgd, adam")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"sgd", "adam"}));
-  app.add_option("--layers", settings.layers, "hidden layers")->check(CLI::Range(1, 100));
-  app.add_option("--rounds", settings.rounds, "times that are taken")->check(CLI::Range(1, 1000));
-  app.add_option("--round-ms", settings.round_ms, "about how long a round is");
-  app.add_flag("--graph", settings.graph, "also captured in a graph");
-  app.add_flag("--tf32", settings.tf32, "products may round to TF32");
-  app.add_option("--json", settings.json, "write the results here");
-  CLI11_PARSE(app, argc, argv);
+      "libtandem_cuda.so. bench/peers/pytorch_cuda.py times the same step in PyTorch.");
+  options.number("--width", &settings.widths, "of the hidden layers");
+  options.number("--batch-size", &settings.batch_sizes, "rows a step");
+  options.word("--optimizer", &settings.optimizers, "sgd, adam", {"sgd", "adam"});
+  options.number("--layers", &settings.layers, "hidden layers", 1, 100);
+  options.number("--rounds", &settings.rounds, "times that are taken", 1, 1000);
+  options.number("--round-ms", &settings.round_ms, "about how long a round is");
+  options.flag("--graph", &settings.graph, "also captured in a graph");
+  options.flag("--tf32", &settings.tf32, "products may round to TF32");
+  options.word("--json", &settings.json, "write the results here");
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
   try {
     run(settings);
     return 0;

@@ -1,18 +1,17 @@
 // dp_vs_ddp: the same training step on one device, with DataParallel, and with DistributedDataParallel, in turn within
 // one run, and where the time of each goes.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 #include <tandem/tensor/io/atomic_file.h>
 
 #include "advise.h"
 #include "dp_vs_ddp_report.h"
 #include "dp_vs_ddp_sides.h"
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -257,13 +256,13 @@ int run_benchmark(const Settings& s) {
 }
 
 // Options that would be ignored are mistakes.
-void check_together(const CLI::App& app, const Settings& s) {
-  const auto given = [&](const char* option) { return app.count(option) > 0; };
-  const auto refuse = [](const char* option, const char* why) { throw CLI::ValidationError(option, why); };
+void check_together(const bench::Options& options, const Settings& s) {
+  const auto given = [&](const char* option) { return options.given(option); };
+  const auto refuse = [&](const char* option, const std::string& why) { options.refuse(option, why); };
   for (const char* only : {"--advise", "--check-every"}) {
     if (!given(only)) continue;
     for (const char* other : {"--modes", "--trace"})
-      if (given(other)) refuse(other, fmt::format("is for a run without {}", only).c_str());
+      if (given(other)) refuse(other, fmt::format("is for a run without {}", only));
   }
   if (given("--check-every")) {
     if (given("--advise")) refuse("--check-every", "is for a run without --advise");
@@ -288,50 +287,32 @@ int main(int argc, char** argv) {
   Settings s;
   bool advise = false;
   const int cores = num_threads();
-  CLI::App app{
+  bench::Options options(
       "The training step of a multilayer perceptron on one device (1 thread), with DataParallel on n virtual CPU "
       "devices, "
       "and with DistributedDataParallel over n processes, one thread each, interleaved in one run. First checks that "
       "all "
       "modes have the same losses. Times are medians over rounds, with the 10th and 90th percentile; 'speed-up' is the "
-      "median over rounds of one device / mode."};
-  app.add_option("--batch-size", s.batch_sizes, "rows a step on all devices together, a comma-separated list")
-      ->delimiter(',')
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--optimizer", s.optimizers, "sgd, adam")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"sgd", "adam"}))
-      ->capture_default_str();
-  app.add_option("--devices", s.devices, "numbers of devices and processes")
-      ->delimiter(',')
-      ->check(number_from(1, 64))
-      ->capture_default_str();
-  app.add_option("--modes", s.modes, "one, threads (one device with n threads), dp, ddp")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"one", "threads", "dp", "ddp"}))
-      ->capture_default_str();
-  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(0, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "width of the hidden layers")->check(number_from(1))->capture_default_str();
-  app.add_option("--backend", s.backend, "process group of ddp: shm, gloo (default: the best)");
-  app.add_flag(
-      "--advise", advise,
+      "median over rounds of one device / mode.");
+  options.number("--batch-size", &s.batch_sizes, "rows a step on all devices together, a comma-separated list", 1);
+  options.word("--optimizer", &s.optimizers, "sgd, adam", {"sgd", "adam"});
+  options.number("--devices", &s.devices, "numbers of devices and processes", 1, 64);
+  options.word("--modes", &s.modes, "one, threads (one device with n threads), dp, ddp",
+               {"one", "threads", "dp", "ddp"});
+  options.number("--layers", &s.layers, "hidden layers", 0, 1000);
+  options.number("--width", &s.width, "width of the hidden layers", 1);
+  options.word("--backend", &s.backend, "process group of ddp: shm, gloo (default: the best)");
+  options.flag(
+      "--advise", &advise,
       "measure the pieces of a step on one device and between devices, predict from them the step of each mode, "
       "number of devices (default: up to the cores) and bucket size, and compare with runs of them, in turn");
-  app.add_option("--check-every", s.check_every,
-                 "only measure what comparing the parameters of ddp at every so many steps costs")
-      ->check(number_from(1, 1000));
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
-  app.add_option("--json", s.json_file, "write the records to this file");
-  app.add_option("--trace", s.trace_file,
-                 "write a timeline of some steps of each mode, at the last size, to this file");
-  try {
-    app.parse(argc, argv);
-    check_together(app, s);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e);
-  }
-  if (advise && app.count("--devices") == 0) s.devices = bench::device_counts(cores);
+  options.number("--check-every", &s.check_every,
+                 "only measure what comparing the parameters of ddp at every so many steps costs", 1, 1000);
+  options.number("--rounds", &s.rounds, "interleaved rounds", 1);
+  options.word("--json", &s.json_file, "write the records to this file");
+  options.word("--trace", &s.trace_file, "write a timeline of some steps of each mode, at the last size, to this file");
+  if (const std::optional<int> code = options.parse(argc, argv, [&] { check_together(options, s); })) return *code;
+  if (advise && !options.given("--devices")) s.devices = bench::device_counts(cores);
   try {
     const bool is_rank = std::getenv("RANK") != nullptr;
     if (!is_rank && !s.json_file.empty() && !bench::write_json(s.json_file, "[]")) return 1;

@@ -1,13 +1,12 @@
 // What identical bits cost: a training step with reproducible_shards against the plain one of the same mode, in turn
 // within each round.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <ctime>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -110,22 +109,20 @@ int run(const Settings& s) {
 
 int main(int argc, char** argv) {
   Settings s;
-  CLI::App app{
+  bench::Options options(
       "A step of the MLP with reproducible_shards against the plain step: on one device, with DataParallel, with "
-      "DistributedDataParallel; one thread a device.\n\n  reproducible --batch-size 64,512 --parts 2,4"};
-  app.add_option("--batch-size", s.batch_sizes, "rows of all devices together")
-      ->delimiter(',')
-      ->check(number_from(1, 1 << 20));
-  app.add_option("--parts", s.parts, "reproducible_shards: multiples of --devices")->delimiter(',');
-  app.add_option("--optimizer", s.optimizer, "sgd or adam")->check(CLI::IsMember({"sgd", "adam"}));
-  app.add_option("--devices", s.devices, "devices and ranks")->check(number_from(2, 64));
-  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(1, 1000));
-  app.add_option("--width", s.width, "of a hidden layer")->check(number_from(1, 1 << 16));
-  app.add_option("--rounds", s.rounds, "of all sides in turn")->check(number_from(1));
-  app.add_option("--steps", s.steps, "of a side in a round")->check(number_from(1));
-  app.add_flag("--cpu-time", s.cpu_time,
+      "DistributedDataParallel; one thread a device.\n\n  reproducible --batch-size 64,512 --parts 2,4");
+  options.number("--batch-size", &s.batch_sizes, "rows of all devices together", 1, 1 << 20);
+  options.number("--parts", &s.parts, "reproducible_shards: multiples of --devices");
+  options.word("--optimizer", &s.optimizer, "sgd or adam", {"sgd", "adam"});
+  options.number("--devices", &s.devices, "devices and ranks", 2, 64);
+  options.number("--layers", &s.layers, "hidden layers", 1, 1000);
+  options.number("--width", &s.width, "of a hidden layer", 1, 1 << 16);
+  options.number("--rounds", &s.rounds, "of all sides in turn", 1);
+  options.number("--steps", &s.steps, "of a side in a round", 1);
+  options.flag("--cpu-time", &s.cpu_time,
                "processor time of the process, for a busy machine; on several devices that includes waiting");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
   try {
     return run(s);
   } catch (const Error& e) {

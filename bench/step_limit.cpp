@@ -1,14 +1,13 @@
 // step_limit: our whole training step of the MLP 784-512-512-10 against the same products and the same update as bare
 // library calls and loops, interleaved in one run.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "bare.h"
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -82,24 +81,16 @@ nlohmann::json measure(std::int64_t batch_size, const std::string& optimizer, in
 int main(int argc, char** argv) {
   Settings settings;
   std::string json_file;
-  CLI::App app{
+  bench::Options options(
       "Our training step of the MLP 784-512-512-10 against its bare limit: the same matrix products as direct "
       "oneDNN calls and the same update as plain loops, interleaved in one run. 'limit' is the faster of two "
-      "bare variants; 'ratio' is the median over rounds of ours / limit."};
-  app.add_option("--batch-size", settings.batch_sizes, "rows a step, a comma-separated list")
-      ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--optimizer", settings.optimizers, "sgd, adam")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"sgd", "adam"}))
-      ->capture_default_str();
-  app.add_option("--threads", settings.threads, "numbers of threads")
-      ->delimiter(',')
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--rounds", settings.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
-  app.add_option("--json", json_file, "write the records to this file");
-  CLI11_PARSE(app, argc, argv);
+      "bare variants; 'ratio' is the median over rounds of ours / limit.");
+  options.number("--batch-size", &settings.batch_sizes, "rows a step, a comma-separated list");
+  options.word("--optimizer", &settings.optimizers, "sgd, adam", {"sgd", "adam"});
+  options.number("--threads", &settings.threads, "numbers of threads", 1);
+  options.number("--rounds", &settings.rounds, "interleaved rounds", 1);
+  options.word("--json", &json_file, "write the records to this file");
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
 
   nlohmann::json records = nlohmann::json::array();
   fmt::print("{:>6} {:>9} {:>7} {:>12} {:>12} {:>7} {:>22}\n", "batch", "optimizer", "threads", "ours (us)",

@@ -1,13 +1,12 @@
 // trace_cost: what recording a timeline costs: the training step of one device, DataParallel and
 // DistributedDataParallel with recording off and on, in turn within one run.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "dp_vs_ddp_sides.h"
+#include "options.h"
 #include "timing.h"
 
 using namespace tandem;
@@ -50,15 +49,13 @@ void measure(Mode mode, const Settings& s) {
 
 int main(int argc, char** argv) {
   Settings s;
-  CLI::App app{
+  bench::Options options(
       "The training step of the MLP 784-512-512-10 with recording off and on, in turn: medians in microseconds, the "
-      "median over rounds of on / off, and the quotient of the 10th percentiles, which a busy machine disturbs least."};
-  app.add_option("--batch-size", s.batch_size, "rows a step on all devices together")
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--rounds", s.rounds, "rounds")->check(number_from(1))->capture_default_str();
-  app.add_option("--steps", s.steps, "steps that are timed in a round")->check(number_from(1))->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+      "median over rounds of on / off, and the quotient of the 10th percentiles, which a busy machine disturbs least.");
+  options.number("--batch-size", &s.batch_size, "rows a step on all devices together", 1);
+  options.number("--rounds", &s.rounds, "rounds", 1);
+  options.number("--steps", &s.steps, "steps that are timed in a round", 1);
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
   try {
     if (std::getenv("RANK") == nullptr) {
       fmt::print("{:<8} {:>10} {:>10} {:>8} {:>8}\n", "mode", "off (us)", "on (us)", "ratio", "p10");

@@ -2,14 +2,13 @@
 // (ZeroRedundancyOptimizer): the state that each rank keeps, and the time.
 #include <time.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include <tandem/examples/option_checks.h>
 #include <tandem/tandem.h>
 
 #include "model.h"
+#include "options.h"
 #include "ranks.h"
 #include "timing.h"
 
@@ -116,20 +115,18 @@ void measure(const Settings& s, int rank) {
 
 int main(int argc, char** argv) {
   Settings s;
-  CLI::App app{
+  bench::Options options(
       "DistributedDataParallel with Adam on every rank, and with Adam divided among the ranks: bytes of state of each "
       "rank, and the time of a step and its processor time on rank 0. Both take turns within one run; times are "
-      "medians over rounds, and ratios the medians of those within a round."};
-  app.add_option("--batch-size", s.batch_size, "rows of all processes together")
-      ->check(number_from(1))
-      ->capture_default_str();
-  app.add_option("--nproc", s.nproc, "processes, one thread each")->check(number_from(1, 64))->capture_default_str();
-  app.add_option("--layers", s.layers, "hidden layers")->check(number_from(1, 1000))->capture_default_str();
-  app.add_option("--width", s.width, "of the hidden layers")->check(number_from(1))->capture_default_str();
-  app.add_option("--backend", s.backend, "process group: shm, gloo (default: the best)");
-  app.add_option("--rounds", s.rounds, "interleaved rounds")->check(number_from(1))->capture_default_str();
-  app.add_option("--steps", s.steps, "of each in a round")->check(number_from(1))->capture_default_str();
-  app.add_option("--json", s.json_file, "write the record to this file");
-  CLI11_PARSE(app, argc, argv);
+      "medians over rounds, and ratios the medians of those within a round.");
+  options.number("--batch-size", &s.batch_size, "rows of all processes together", 1);
+  options.number("--nproc", &s.nproc, "processes, one thread each", 1, 64);
+  options.number("--layers", &s.layers, "hidden layers", 1, 1000);
+  options.number("--width", &s.width, "of the hidden layers", 1);
+  options.word("--backend", &s.backend, "process group: shm, gloo (default: the best)");
+  options.number("--rounds", &s.rounds, "interleaved rounds", 1);
+  options.number("--steps", &s.steps, "of each in a round", 1);
+  options.word("--json", &s.json_file, "write the record to this file");
+  if (const std::optional<int> code = options.parse(argc, argv)) return *code;
   return bench::run_ranks(s.nproc, s.backend, [&](int rank) { measure(s, rank); });
 }

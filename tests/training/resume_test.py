@@ -22,7 +22,7 @@ import time
 PROGRAM, RUN = sys.argv[1:3]
 BACKENDS = sys.argv[3].split(",")
 SEED = int(sys.argv[4]) if len(sys.argv) > 4 else random.SystemRandom().randrange(2**32)
-ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else 10
+ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else 6
 ROWS, BATCH, EPOCHS, SAVE_EVERY = 2000, 50, 3, 7
 STEPS = EPOCHS * ROWS // BATCH
 VARIABLES = ("RANK", "WORLD_SIZE", "TANDEM_CPU_DEVICES", "TANDEM_FAULT", "RESTART_COUNT")
