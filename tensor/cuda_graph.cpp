@@ -23,20 +23,20 @@ struct Graph::State final : CaptureWatch {
     bool depends = false;  // it reads or adds to the gradient of before, instead of replacing it
     Tensor before, after;  // `before` where it depends on that
   };
-  // A tensor of before the capture, and its memory then.
+  // A tensor of before the capture, and where its elements were.
   struct Place {
     std::weak_ptr<TensorImpl> tensor;
     const Storage* storage = nullptr;
     const void* data = nullptr;  // the first element, somewhere in the storage
+    Shape shape = {}, strides = {};
   };
-  Device device;
   std::unordered_map<const Storage*, std::shared_ptr<Storage>> kept;  // of before the capture
   std::unordered_map<const Storage*, std::weak_ptr<Storage>> written;
   std::unordered_map<const TensorImpl*, Place> places;
   std::unordered_map<const TensorImpl*, Gradient> gradients;
   std::unique_ptr<CapturedGraph> graph;  // goes first: it waits until the memory above is used no more
 
-  explicit State(Device of) : device(of) {}
+  explicit State(Device of) : CaptureWatch(of) {}
 
   void used(const std::shared_ptr<TensorImpl>& tensor, bool writes) override {
     const std::shared_ptr<Storage>& storage = tensor->storage;
@@ -44,7 +44,7 @@ struct Graph::State final : CaptureWatch {
     if (writes) written[storage.get()] = storage;
     if (graph->holds(storage->data())) return;
     kept[storage.get()] = storage;
-    places[tensor.get()] = {tensor, storage.get(), tensor->data()};
+    places[tensor.get()] = {tensor, storage.get(), tensor->data(), tensor->shape, tensor->strides};
   }
 
   void gradient(const std::shared_ptr<TensorImpl>& leaf, const Tensor& now, bool depends) override {
@@ -72,9 +72,11 @@ struct Graph::State final : CaptureWatch {
   void check_unchanged() const {
     for (const auto& [address, place] : places)
       if (const auto tensor = place.tensor.lock())
-        check(tensor->storage.get() == place.storage && tensor->data() == place.data, kGraph,
-              "a tensor of shape {} has other memory than when the graph was captured; capture the graph again after a "
-              "model is moved",
+        check(tensor->storage.get() == place.storage && tensor->data() == place.data && tensor->shape == place.shape &&
+                  tensor->strides == place.strides,
+              kGraph,
+              "a tensor of shape {} has other memory, or another order of elements there, than when the graph was "
+              "captured; capture the graph again after a model is moved",
               tensor->shape);
     for (const auto& [address, g] : gradients) {
       const auto leaf = g.leaf.lock();

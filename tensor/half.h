@@ -32,32 +32,26 @@ struct Float16 {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
-    std::uint32_t half = 0;
-    if (magnitude > 0x7f800000u) {
-      half = 0x7e00u;  // NaN
-    } else if (magnitude >= 0x477ff000u) {
-      half = 0x7c00u;  // rounds to infinity
-    } else if (magnitude >= 0x38800000u) {
-      const std::uint32_t rebased = magnitude - 0x38000000u;
-      half = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;
-    } else if (magnitude >= 0x33000000u) {  // subnormal result
-      const std::uint32_t shift = 126u - (magnitude >> 23);
-      const std::uint32_t fraction = (magnitude & 0x7fffffu) | 0x800000u;
-      const std::uint32_t rounded = fraction >> shift;
-      const std::uint32_t rest = fraction & ((1u << shift) - 1u);
-      const std::uint32_t middle = 1u << (shift - 1u);
-      half = rounded + ((rest > middle || (rest == middle && (rounded & 1u))) ? 1u : 0u);
-    }
+    // All cases are computed and one is chosen, so that loops become vector code.
+    const std::uint32_t rebased = magnitude - 0x38000000u;
+    const std::uint32_t normal = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;
+    // Beside 0.5 a float32 counts in steps of 2^-24, as subnormal results do: the sum rounds.
+    const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+    half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // rounds to infinity
+    half = magnitude > 0x7f800000u ? 0x7e00u : half;   // NaN
     bits = static_cast<std::uint16_t>(sign | half);
   }
   TANDEM_HD explicit operator float() const {
+    const std::uint32_t magnitude = bits & 0x7fffu;
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-    const std::uint32_t exponent = (bits >> 10) & 0x1fu;
-    const std::uint32_t fraction = bits & 0x3ffu;
-    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign ? -magnitude : magnitude;
+    const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+    const std::uint32_t infinite = (magnitude << 13) | 0x7f800000u;  // or NaN
+    const auto subnormal =
+        std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
+    std::uint32_t u = magnitude < 0x400u ? subnormal : normal;
+    u = magnitude >= 0x7c00u ? infinite : u;
+    return std::bit_cast<float>(sign | u);
   }
 };
 

@@ -47,7 +47,6 @@ TANDEM_CLONES void divide_all(std::int64_t n, const T* a, T by, T* out) {
 
 template <class To, class From>
 TANDEM_CLONES void convert_all(std::int64_t n, const From* from, To* to) {
-#pragma omp simd
   for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 

@@ -115,6 +115,11 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       cuda::Graph good;
       good.capture([&] { t.x + 1; });
       refused([&] { good.replay(); }, "cannot be replayed while this thread captures");
+      Tensor host_parameter = ones({2}).requires_grad_();
+      host_parameter.set_grad(ones({2}));
+      optim::SGD of_both({t.net->parameters()[0], host_parameter}, {.lr = 0.1});
+      refused([&] { of_both.step(); }, "parameter 1 lies on cpu:0, and a graph of cuda:0 is being captured");
+      CHECK(equal(host_parameter.detach(), ones({2})));
       const std::vector<Device> devices{kCuda, kOther};
       if (kSeveral) refused([&] { run_on_devices(devices, [](int) {}); }, "work is divided among 2 devices");
       CHECK_ERROR(good.capture([] {}), "holds a capture already");
