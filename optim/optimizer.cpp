@@ -231,10 +231,11 @@ void Optimizer::step() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!gradients[i].defined()) continue;
     Slot& slot = slots_[i];
-    check(!cuda::capturing() || slot.parameter.device() == t_capture_watch->device, name(),
-          "parameter {} lies on {}, and a graph of {} is being captured, which could not update it; give the parameters "
-          "of other devices an optimizer of their own, and call its step outside",
-          i, slot.parameter.device(), t_capture_watch->device);
+    check(
+        !cuda::capturing() || slot.parameter.device() == t_capture_watch->device, name(),
+        "parameter {} lies on {}, and a graph of {} is being captured, which could not update it; give the parameters "
+        "of other devices an optimizer of their own, and call its step outside",
+        i, slot.parameter.device(), t_capture_watch->device);
     prepare_buffers(slot);
     Work& work = works.emplace_back();
     work.group = slot.group;

@@ -8,7 +8,7 @@ BUILD_PACKAGES="g++ meson ninja-build pkg-config libfmt-dev libeigen3-dev nlohma
 libcli11-dev libdnnl-dev libgloo-dev zlib1g-dev dataset-fashion-mnist"
 # How a build folder that is not there is set up, so that it takes minutes: several files are compiled as one, and the
 # kernels for CUDA for sm_80 alone, which newer GPUs compile for themselves.
-FRESH_BUILD="-Dunity=on -Dunity_size=8 -Dgpu_arch=80"
+FRESH_BUILD="-Dunity=on -Dunity_size=16 -Dgpu_arch=80"
 TEST_PACKAGES="doctest-dev cmake iproute2 libopenmpi-dev openmpi-bin openssl"
 
 need_packages() {
