@@ -6,7 +6,7 @@
 namespace tandem::optim {
 namespace {
 
-Settings to_settings(const AdamOptions& o) {
+Settings adam_settings(const AdamOptions& o) {
   return {{"lr", o.lr},
           {"beta1", o.betas[0]},
           {"beta2", o.betas[1]},
@@ -45,7 +45,7 @@ AdamW::AdamW(std::vector<AdamWGroup> groups, const AdamWOptions& options)
 Adam::Adam(bool decoupled, std::vector<AdamGroup> groups, const AdamOptions& options)
     : decoupled_(decoupled), defaults_(options) {
   check(!groups.empty(), Adam::name(), "the list of groups is empty; pass at least one group of parameters");
-  check_settings(to_settings(defaults_));
+  check_settings(adam_settings(defaults_));
   for (AdamGroup& group : groups) add_param_group(std::move(group));
 }
 
@@ -55,18 +55,18 @@ void Adam::add_param_group(AdamGroup group) {
                             .eps = group.eps.value_or(defaults_.eps),
                             .weight_decay = group.weight_decay.value_or(defaults_.weight_decay),
                             .amsgrad = group.amsgrad.value_or(defaults_.amsgrad)};
-  check_settings(to_settings(options));
+  check_settings(adam_settings(options));
   append_group(std::move(group.params));
   options_.push_back(options);
 }
 
-Settings Adam::settings(std::size_t group) const { return to_settings(options_[group]); }
+Settings Adam::settings(std::size_t group) const { return adam_settings(options_[group]); }
 
 void Adam::set_settings(std::size_t group, std::span<const double> values) { options_[group] = adam_options(values); }
 
 std::string Adam::settings_problem(std::span<const double> values) const {
   const AdamOptions o = adam_options(values);
-  if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
+  if (std::string problem = range_problem(adam_settings(o)); !problem.empty()) return problem;
   if (o.betas[0] >= 1 || o.betas[1] >= 1)
     return fmt::format("betas are {} and {}; both must be below 1, such as 0.9 and 0.999", o.betas[0], o.betas[1]);
   return {};

@@ -117,6 +117,12 @@ Tensor Optimizer::checked_gradient(std::size_t index) const {
       "parameter {} is {} {} on {}, but its gradient is {} {} on {}; call zero_grad() and backward() after a model is "
       "moved or converted",
       index, p.dtype(), p.shape(), p.device(), g.dtype(), g.shape(), g.device());
+  if (const CaptureWatch* const watch = t_capture_watch)
+    check(
+        p.device() == watch->device, name(),
+        "parameter {} lies on {}, and a graph of {} is being captured, which could not update it; give the parameters "
+        "of other devices an optimizer of their own, and call its step outside",
+        index, p.device(), watch->device);
   check(p.is_contiguous(), name(), "parameter {} of shape {} is no longer contiguous; set its data to contiguous()",
         index, p.shape());
   for (const Tensor& buffer : slot.buffers)
@@ -231,11 +237,6 @@ void Optimizer::step() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!gradients[i].defined()) continue;
     Slot& slot = slots_[i];
-    check(
-        !cuda::capturing() || slot.parameter.device() == t_capture_watch->device, name(),
-        "parameter {} lies on {}, and a graph of {} is being captured, which could not update it; give the parameters "
-        "of other devices an optimizer of their own, and call its step outside",
-        i, slot.parameter.device(), t_capture_watch->device);
     prepare_buffers(slot);
     Work& work = works.emplace_back();
     work.group = slot.group;

@@ -6,7 +6,7 @@
 namespace tandem::optim {
 namespace {
 
-Settings to_settings(const SGDOptions& o) {
+Settings sgd_settings(const SGDOptions& o) {
   return {{"lr", o.lr},
           {"momentum", o.momentum},
           {"dampening", o.dampening},
@@ -25,7 +25,7 @@ SGD::SGD(std::vector<Tensor> parameters, const SGDOptions& options)
 
 SGD::SGD(std::vector<SGDGroup> groups, const SGDOptions& options) : defaults_(options) {
   check(!groups.empty(), name(), "the list of groups is empty; pass at least one group of parameters");
-  check_settings(to_settings(defaults_));
+  check_settings(sgd_settings(defaults_));
   for (SGDGroup& group : groups) add_param_group(std::move(group));
 }
 
@@ -35,18 +35,18 @@ void SGD::add_param_group(SGDGroup group) {
                            .dampening = group.dampening.value_or(defaults_.dampening),
                            .weight_decay = group.weight_decay.value_or(defaults_.weight_decay),
                            .nesterov = group.nesterov.value_or(defaults_.nesterov)};
-  check_settings(to_settings(options));
+  check_settings(sgd_settings(options));
   append_group(std::move(group.params));
   options_.push_back(options);
 }
 
-Settings SGD::settings(std::size_t group) const { return to_settings(options_[group]); }
+Settings SGD::settings(std::size_t group) const { return sgd_settings(options_[group]); }
 
 void SGD::set_settings(std::size_t group, std::span<const double> values) { options_[group] = sgd_options(values); }
 
 std::string SGD::settings_problem(std::span<const double> values) const {
   const SGDOptions o = sgd_options(values);
-  if (std::string problem = range_problem(to_settings(o)); !problem.empty()) return problem;
+  if (std::string problem = range_problem(sgd_settings(o)); !problem.empty()) return problem;
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
     return fmt::format(
         "nesterov needs momentum and no dampening, but momentum is {} and dampening {}; set momentum, "

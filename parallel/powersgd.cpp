@@ -56,7 +56,7 @@ class Stages {
   std::int64_t from_;
 };
 
-std::uint64_t number_of(const std::string& text) {
+std::uint64_t hash_of_name(const std::string& text) {
   std::uint64_t h = 0xCBF29CE484222325u;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
   return h;
@@ -86,7 +86,7 @@ struct PowerSGD::State {
   Tensor random_q(const std::string& name, std::int64_t step, const Shape& shape, DType dtype) const {
     constexpr std::uint64_t kOwnStreams = std::uint64_t{1} << 63;  // none of manual_seed's
     const RandomScope scope(PhiloxKey{.seed = options.seed,
-                                      .stream = number_of(name) | kOwnStreams,
+                                      .stream = hash_of_name(name) | kOwnStreams,
                                       .block = static_cast<std::uint64_t>(step) << 32});
     Tensor q = rand(shape, {.dtype = dtype});  // uniform: exact, where normal numbers need a logarithm
     return q.sub_(0.5);

@@ -75,7 +75,7 @@ struct Graph::State final : CaptureWatch {
         check(tensor->storage.get() == place.storage && tensor->data() == place.data && tensor->shape == place.shape &&
                   tensor->strides == place.strides,
               kGraph,
-              "a tensor of shape {} has other memory, or another order of elements there, than when the graph was "
+              "a tensor of shape {} has other memory, or another shape or strides, than when the graph was "
               "captured; capture the graph again after a model is moved",
               tensor->shape);
     for (const auto& [address, g] : gradients) {

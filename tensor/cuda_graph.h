@@ -28,8 +28,8 @@ class Graph {
   /// numbers, optimizer steps) stays as it was. Tensors that the body makes have values after the first replay.
   /// Gradients are afterwards those of before, or none where the body has dropped them. The memory of tensors that it
   /// reads or writes is kept as long as the graph. What needs values on the host (item(), to("cpu"), printing), copies
-  /// from the host, work on another device and a first step of an optimizer are Errors, as is what the body throws: the
-  /// graph is then empty as before.
+  /// from the host, work on another device, a first step of an optimizer, and its step of parameters elsewhere are
+  /// Errors, as is what the body throws: the graph is then empty as before.
   void capture(FunctionRef<void()> body);
   /// Whether there is something to replay.
   bool captured() const;
@@ -37,8 +37,8 @@ class Graph {
   /// host does its part as in an ordinary step: random numbers are drawn and optimizer steps counted anew, and the
   /// learning rate is that of now. Gradients of leaves are those that the body would leave. One thread at a time.
   /// Throws Error, and has no effect, when nothing was captured, when an optimizer is gone, when tensors that the body
-  /// used have other memory since, and when it went on from gradients that are not there now, or from none where there
-  /// are some.
+  /// used have other memory, shapes or strides since, and when it went on from gradients that are not there now, or
+  /// from none where there are some.
   void replay();
 
  private:

@@ -47,6 +47,7 @@ struct Float16 {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     const std::uint32_t normal = (magnitude << 13) + (112u << 23);
     const std::uint32_t infinite = (magnitude << 13) | 0x7f800000u;  // or NaN
+    // By way of int32, which converts in vector code.
     const auto subnormal =
         std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
     std::uint32_t u = magnitude < 0x400u ? subnormal : normal;

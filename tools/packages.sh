@@ -1,4 +1,4 @@
-# Sourced by demo.sh and test.sh: installs what is missing, on Debian 12.
+# Sourced by demo.sh, test.sh and gpu_check.sh: installs what is missing, on Debian 12, and how builds are set up.
 # usage: . tools/packages.sh; need_packages PACKAGE...
 
 say() { printf '\n== %s\n' "$*"; }
@@ -6,10 +6,11 @@ say() { printf '\n== %s\n' "$*"; }
 # The packages that every build needs, and those that make it fast or complete.
 BUILD_PACKAGES="g++ meson ninja-build pkg-config libfmt-dev libeigen3-dev nlohmann-json3-dev libasio-dev libssl-dev \
 libcli11-dev libdnnl-dev libgloo-dev zlib1g-dev dataset-fashion-mnist"
+TEST_PACKAGES="doctest-dev cmake iproute2 libopenmpi-dev openmpi-bin openssl"
+
 # How a build folder that is not there is set up, so that it takes minutes: several files are compiled as one, and the
 # kernels for CUDA for sm_80 alone, which newer GPUs compile for themselves.
 FRESH_BUILD="-Dunity=on -Dunity_size=16 -Dgpu_arch=80"
-TEST_PACKAGES="doctest-dev cmake iproute2 libopenmpi-dev openmpi-bin openssl"
 
 need_packages() {
   missing=""

@@ -39,7 +39,7 @@ void check_varies(const char* variable, std::string_view secret) {
         variable);
 }
 
-std::string read_file(const char* path) {
+std::string read_secret_file(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   check(fd >= 0, kSecret, "{} names '{}', which cannot be opened: {}", kSecretFileVariable, path, std::strerror(errno));
   struct stat about {};
@@ -83,7 +83,7 @@ std::string secret_from_environment() {
     return *secret;
   }
   const std::optional<std::string> path = text_from_environment(kSecretFileVariable);
-  return path ? read_file(path->c_str()) : std::string();
+  return path ? read_secret_file(path->c_str()) : std::string();
 }
 
 std::optional<std::string> from_hex(std::string_view digits) {

@@ -238,7 +238,7 @@ TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a m
     t.graph.replay();
     t.model->to("cpu");
     t.model->to(kCuda);
-    CHECK_ERROR(t.graph.replay(), "has other memory, or another order of elements");
+    CHECK_ERROR(t.graph.replay(), "has other memory, or another shape or strides");
   };
   capture([&] { return t.model(t.x); });
   capture([&] { return matmul(t.x, t.model->parameters()[0].t()); });
@@ -250,7 +250,7 @@ TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a m
   graph.capture([&] { out = x * 2; });
   graph.replay();
   x.set_data(both.narrow(0, 4, 4));
-  CHECK_ERROR(graph.replay(), "has other memory, or another order of elements");
+  CHECK_ERROR(graph.replay(), "has other memory, or another shape or strides");
   // To another order in the same place.
   const Tensor square = rand({2, 2}, {.device = kCuda});
   x = square.detach();
@@ -258,7 +258,7 @@ TEST_CASE("cuda: a graph without a step, too, refuses to use the memory that a m
   graph.capture([&] { out = x * 2; });
   graph.replay();
   x.set_data(square.t());
-  CHECK_ERROR(graph.replay(), "has other memory, or another order of elements");
+  CHECK_ERROR(graph.replay(), "has other memory, or another shape or strides");
 }
 
 TEST_CASE("cuda: gradients on GPUs are clipped as on the CPU, in one type or several, on one device or several") {

@@ -115,11 +115,19 @@ TEST_CASE("cuda: what cannot be captured is an error, after which all is usable"
       cuda::Graph good;
       good.capture([&] { t.x + 1; });
       refused([&] { good.replay(); }, "cannot be replayed while this thread captures");
-      Tensor host_parameter = ones({2}).requires_grad_();
-      host_parameter.set_grad(ones({2}));
-      optim::SGD of_both({t.net->parameters()[0], host_parameter}, {.lr = 0.1});
-      refused([&] { of_both.step(); }, "parameter 1 lies on cpu:0, and a graph of cuda:0 is being captured");
-      CHECK(equal(host_parameter.detach(), ones({2})));
+      for (const Device other : {Device("cpu"), kSeveral ? kOther : Device("cpu")}) {
+        Tensor here = ones({2}, {.device = kCuda}).requires_grad_(),
+               there = ones({2}, {.device = other}).requires_grad_();
+        here.set_grad(ones({2}, {.device = kCuda}));
+        there.set_grad(ones({2}, {.device = other}));
+        optim::SGD of_both({here, there}, {.lr = 0.1});
+        const std::uint32_t version = here.version();
+        refused([&] { of_both.step(); }, other.is_cpu()
+                                             ? "parameter 1 lies on cpu:0, and a graph of cuda:0 is being captured"
+                                             : "parameter 1 lies on cuda:1, and a graph of cuda:0 is being captured");
+        CHECK(equal(there.detach(), ones({2}, {.device = other})));
+        CHECK(here.version() == version);
+      }
       const std::vector<Device> devices{kCuda, kOther};
       if (kSeveral) refused([&] { run_on_devices(devices, [](int) {}); }, "work is divided among 2 devices");
       CHECK_ERROR(good.capture([] {}), "holds a capture already");

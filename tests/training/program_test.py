@@ -63,7 +63,7 @@ def adam(folder):
     log = folder / "log"
     run("--epochs", 3, "--threads", 1, "--optimizer", "adam", "--log", log)
     last = epochs(log)[-1]
-    assert last["test_accuracy"] > 0.855, last
+    assert last["test_accuracy"] > 0.86, last  # 86.9 % here
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     assert peak < 150, f"peak memory {peak:.0f} MiB"
 
@@ -142,7 +142,7 @@ def resume(folder):
     data = first_rows(folder, 9000, 1000)
     modes = [(), ("--parallel", "dp", "--devices", 2), ("--parallel", "ddp", "--nproc", 2)]
     for i, mode in enumerate(modes):
-        settings = ["--epochs", 2, "--data", data, "--batch-size", 64, "--optimizer", "adam", "--threads", 2, *mode]
+        settings = ["--epochs", 3, "--data", data, "--batch-size", 64, "--optimizer", "adam", "--threads", 2, *mode]
         whole, part = folder / f"whole{i}", folder / f"part{i}"
         run(*settings, "--save", whole)
         process = subprocess.Popen([PROGRAM, *map(str, settings), "--save", str(part), "--save-every", "31"],

@@ -2,6 +2,7 @@
 // formula, on one device and in every parallel mode. trajectories.json was made with PyTorch 1.13.1 in float32 on one
 // thread. usage: trajectories_program one | dp N | ddp N BACKEND [EVERY]; for the backend mpi it is one of N ranks,
 // which mpirun starts; with EVERY = n only every n-th optimizer. Ends with 1 on a fault.
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -130,7 +131,7 @@ void follow_all(const Mode& mode) {
   check(runs.size() == 8, "trajectories", "there are {} runs in the file; 8 were expected", runs.size());
   const data::FashionMNIST train_set({.train = true}), test_set({.train = false});
   const auto [test_x, test_y] = test_set.get_batch(rows(0, 1000));
-  for (std::size_t i = 0; i < runs.size(); i += mode.every) {
+  for (std::size_t i = mode.every / 2; i < runs.size(); i += mode.every) {
     const nlohmann::json& run = runs[i];
     try {
       Follower follower(run, mode);
@@ -146,7 +147,7 @@ void follow_all(const Mode& mode) {
 
 int main(int argc, char** argv) {
   const Mode mode{argc > 1 ? argv[1] : "one", argc > 2 ? std::atoi(argv[2]) : 1,
-                  argc > 4 ? static_cast<std::size_t>(std::atoi(argv[4])) : 1};
+                  argc > 4 ? static_cast<std::size_t>(std::max(std::atoi(argv[4]), 1)) : 1};
   const std::string backend = argc > 3 ? argv[3] : "";
   auto as_rank = [&](int, int) {
     parallel::init_process_group({.backend = backend});
