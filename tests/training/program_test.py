@@ -61,9 +61,9 @@ def quickstart(folder):
 
 def adam(folder):
     log = folder / "log"
-    run("--epochs", 3, "--threads", 1, "--optimizer", "adam", "--log", log)
+    run("--epochs", 5, "--threads", 1, "--optimizer", "adam", "--log", log)
     last = epochs(log)[-1]
-    assert last["test_accuracy"] > 0.86, last  # 86.9 % here
+    assert last["test_accuracy"] > 0.865, last
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     assert peak < 150, f"peak memory {peak:.0f} MiB"
 
@@ -90,7 +90,7 @@ def modes(folder):
 def comm_hooks(folder):
     """Gradients that are compressed train as well, within 1 %, as documented. A run with PowerSGD can be resumed."""
     settings = ["--epochs", 1, "--batch-size", 256, "--parallel", "ddp", "--nproc", 2]
-    for optimizer, enough, rank, hooks in ((["--lr", 0.1], 0.76, 1, ["none", "bf16", "powersgd"]),
+    for optimizer, enough, rank, hooks in ((["--lr", 0.1], 0.76, 1, ["none", "fp16", "bf16", "powersgd"]),
                                            (["--optimizer", "adam"], 0.83, 4, ["none", "powersgd"])):
         accuracy = {}
         for hook in hooks:
